@@ -1,0 +1,1 @@
+"""Adaptive, tree-based speculative decoding: the same output, faster."""

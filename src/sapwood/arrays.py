@@ -1,0 +1,10 @@
+"""Names for the array types that cross the seams."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.floating[Any]]
+BoolArray = NDArray[np.bool_]

@@ -1,0 +1,120 @@
+"""Exact tables over a tiny vocabulary: the living definition of the waist.
+
+The law after a context is a fixed pseudo-random vector, a function of the whole context, so a
+wrong mask, position or commit shows as a wrong law. Readable first, fast never.
+"""
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sapwood.arrays import FloatArray, IntArray
+from sapwood.errors import SapwoodError
+from sapwood.protocols import Work
+from sapwood.records import BackendInfo
+from sapwood.tree import ROOT, Tree
+
+
+@functools.cache
+def law_after(salt: str, vocab: int, context: tuple[int, ...]) -> FloatArray:
+    """The toy's law of the next token, [vocab]."""
+    digest = hashlib.sha256(f"{salt}{context}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little")).dirichlet([0.7] * vocab)
+
+
+@dataclass
+class ToyScores:
+    """Log-laws of the scored nodes."""
+
+    rows: FloatArray  # [n, vocab]
+
+    def argmax(self) -> IntArray:
+        """Best next token of each node."""
+        return np.argmax(self.rows, axis=1)
+
+    def topk(self, count: int) -> tuple[IntArray, FloatArray]:
+        """Best next tokens and their log-probabilities."""
+        best = np.argsort(-self.rows, axis=1, kind="stable")[:, :count]
+        return best, np.take_along_axis(self.rows, best, axis=1)
+
+    def logits(self, node: int) -> FloatArray:
+        """Log-law after this node."""
+        return self.rows[node]
+
+    def hidden(self, nodes: Sequence[int]) -> Any:
+        """A table has no hidden states."""
+        raise SapwoodError("the toy backend has no hidden states")
+
+
+@dataclass
+class ToySession:
+    """A list of tokens, and the last tree scored on it."""
+
+    tokens: list[int]
+    tree: Tree | None = None
+    closed: bool = False
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return len(self.tokens)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the tokens on this path of the last scored tree."""
+        tree = self.tree
+        if tree is None or path[0] != ROOT or any(tree.parents[b] != a for a, b in zip(path, path[1:], strict=False)):
+            raise ValueError(f"{list(path)} is not a path from the root of the last scored tree")
+        self.tokens += tree.tokens[list(path)].tolist()
+        self.tree = None
+
+    def rewind(self, length: int) -> None:
+        """Forget the tail."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot rewind to {length}: the session holds {self.length} tokens")
+        del self.tokens[length:]
+        self.tree = None
+
+    def fork(self) -> "ToySession":
+        """An independent copy."""
+        return ToySession(list(self.tokens))
+
+    def close(self) -> None:
+        """Nothing is held; only marked, so that use after close is an error."""
+        self.closed = True
+
+
+@dataclass
+class Toy:
+    """A model whose laws are looked up; `salt` names the table."""
+
+    salt: str = "target"
+    vocab: int = 3
+    context: int = 64
+    passes: int = field(default=0, compare=False)
+
+    @property
+    def info(self) -> BackendInfo:
+        """A tiny vocabulary, exact arithmetic."""
+        return BackendInfo(name="toy", model=f"toy-{self.salt}", vocab=self.vocab, context=self.context)
+
+    def open(self, tokens: Sequence[int]) -> ToySession:
+        """A session with these tokens committed."""
+        return ToySession(list(tokens))
+
+    def score(self, work: Sequence[Work]) -> list[ToyScores]:
+        """The law after each node's own path, from `since` on."""
+        self.passes += 1
+        return [self._score(item) for item in work]
+
+    def _score(self, work: Work) -> ToyScores:
+        session, tree = work.session, work.tree
+        assert isinstance(session, ToySession)
+        if session.closed:
+            raise ValueError("the session is closed")
+        session.tree = tree
+        contexts = [(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))]
+        return ToyScores(np.log([law_after(self.salt, self.vocab, context) for context in contexts]))

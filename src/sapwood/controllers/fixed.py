@@ -1,0 +1,19 @@
+"""The same budget every round; no nodes is plain decoding."""
+
+from dataclasses import dataclass
+
+from sapwood.part import Part
+from sapwood.records import Budget
+
+
+@dataclass
+class Fixed(Part):
+    """The same budget every round; nodes=0 is plain decoding."""
+
+    nodes: int = 16
+    depth: int = 8
+    width: int = 4
+
+    def budget(self) -> Budget:
+        """The options themselves."""
+        return Budget(self.nodes, self.depth, self.width)

@@ -1,0 +1,96 @@
+"""The budget of most expected tokens per second, down to no tree at all.
+
+By renewal-reward, the tree that maximises long-run throughput is the one that maximises expected
+tokens minus lambda times its seconds, where lambda is the present throughput itself (one step of
+Dinkelbach's method per round). So this controller does not choose a shape: it sets prices. A tree of
+n nodes must bring lambda * (V(n) - V(0)) tokens to pay for its pass, V being the measured staircase,
+and each expansion lambda times its draft seconds; the policy then grows breadth, depth and size
+exactly as far as calibrated reach pays for them. When a stretch of speculating rounds was no faster
+than plain decoding would have been, drafting rests for a while and then tries again.
+"""
+
+from dataclasses import dataclass
+
+from sapwood.cost import CostCurve
+from sapwood.part import Part
+from sapwood.protocols import Request, Setting
+from sapwood.records import NO_NODES, Budget, Outcome
+
+FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
+
+
+@dataclass
+class Ledger:
+    """What the controller remembers from request to request."""
+
+    tokens: float = 0.0  # emitted, faded
+    seconds: float = 0.0  # spent, faded
+    plain: float = 0.0  # what plain decoding would have spent on the same tokens, faded
+    expansion: float = 0.0  # draft seconds of one expanded node, running average
+    rounds: int = 0  # speculating rounds since the last decision
+    rest: int = 0  # plain rounds still to go
+    pause: int = 0  # length of the next rest
+
+
+@dataclass
+class Goodput(Part):
+    """Price nodes and drafting by measured cost at the present throughput; rest when it does not pay."""
+
+    nodes: int = 48  # most nodes of a tree
+    depth: int = 16
+    width: int = 4
+    slack: float = 0.03  # share by which speculation must fall behind plain decoding before it rests
+    patience: int = 12  # speculating rounds between two decisions
+    pause: int = 8  # rounds of the first rest; each fruitless try doubles it
+    longest: int = 128  # longest rest
+
+    def bind(self, setting: Setting) -> None:
+        """Take the machine's cost curve; the ledger is shared by all requests."""
+        self.cost_: CostCurve = setting.cost
+        self.ledger_ = Ledger(pause=self.pause)
+
+    def reset(self, request: Request) -> None:
+        """Begin at the prompt's length."""
+        self.context_ = len(request.prompt) - 1
+
+    def budget(self) -> Budget:
+        """The largest budget, with the price of everything in it."""
+        if self.ledger_.rest > 0:
+            return NO_NODES
+        line = self.cost_.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
+        rate = self.rate(line[0])
+        return Budget(self.nodes, self.depth, self.width, rate * (line - line[0]), rate * self.ledger_.expansion)
+
+    def rate(self, plain: float) -> float:
+        """Present tokens per second, never less than plain decoding's."""
+        ledger = self.ledger_
+        return max(ledger.tokens / ledger.seconds if ledger.seconds else 0.0, 1 / plain)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Refine the cost curve, keep the books, and decide whether to rest."""
+        ledger, times, rows = self.ledger_, outcome.times, len(outcome.tree)
+        self.cost_.observe(rows, outcome.context, times.verify)
+        self.context_ = outcome.context + outcome.verdict.accepted + 1
+        if ledger.rest > 0:
+            ledger.rest -= 1
+            return
+        tokens, plain = len(outcome.tokens), self.cost_.seconds(1, outcome.context)
+        ledger.tokens = FADE * ledger.tokens + tokens
+        ledger.seconds = FADE * ledger.seconds + times.draft + times.verify
+        ledger.plain = FADE * ledger.plain + tokens * plain
+        expanded = int(outcome.grown.expanded.sum())
+        if expanded:
+            ledger.expansion += 0.1 * (times.draft / expanded - ledger.expansion)
+        ledger.rounds += 1
+        if ledger.rounds >= self.patience:
+            self.decide()
+
+    def decide(self) -> None:
+        """Rest when the last stretch was slower than plain decoding; forgive when it was faster."""
+        ledger = self.ledger_
+        ledger.rounds = 0
+        if ledger.plain < (1 - self.slack) * ledger.seconds:
+            ledger.rest, ledger.pause = ledger.pause, min(2 * ledger.pause, self.longest)
+            ledger.tokens = ledger.seconds = ledger.plain = 0.0
+        elif ledger.plain > ledger.seconds:
+            ledger.pause = self.pause

@@ -1,0 +1,35 @@
+"""Deeper after a full acceptance, shallower after a refusal.
+
+The schedule of transformers' assisted generation: +2 when everything was accepted, else -1.
+"""
+
+from dataclasses import dataclass
+
+from sapwood.part import Part
+from sapwood.protocols import Request
+from sapwood.records import Budget, Outcome
+
+
+@dataclass
+class Heuristic(Part):
+    """Depth +2 after a round accepted to the last level, -1 otherwise."""
+
+    start: int = 5  # depth of the first round
+    most: int = 20  # deepest
+    nodes: int = 60
+    width: int = 4
+
+    def reset(self, request: Request) -> None:
+        """Begin at the first depth."""
+        self.depth_ = self.start
+
+    def budget(self) -> Budget:
+        """The present depth."""
+        return Budget(self.nodes, self.depth_, self.width)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Step up or down; a round without a draft says nothing."""
+        if len(outcome.tree) == 1:
+            return
+        full = outcome.verdict.accepted == outcome.tree.height
+        self.depth_ = min(self.depth_ + 2, self.most) if full else max(self.depth_ - 1, 1)

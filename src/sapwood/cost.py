@@ -1,0 +1,85 @@
+"""Seconds of a target pass, by rows and by context: a measured staircase, refined while running.
+
+A row is one node of the tree, root included, so plain decoding is one row. The table is stored
+per model, backend, device, dtype and thread count.
+"""
+
+import bisect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sapwood.arrays import FloatArray
+
+DRIFT = 0.2  # how fast the whole table follows the machine's present speed
+SHAPE = 0.03  # how fast a single cell follows its own observations
+OUTLIER = 2.0  # a pass slower or faster than this factor counts as this factor
+
+
+@dataclass
+class CostCurve:
+    """Measured seconds on a grid of contexts and rows; linear between, flat outside."""
+
+    rows: list[int]  # ascending, starts at 1
+    contexts: list[int]  # ascending
+    table: list[list[float]]  # [contexts][rows] seconds
+    drift: float = 1.0  # present speed of the machine against the table
+
+    def seconds(self, rows: int, context: int) -> float:
+        """Predicted seconds of a pass over this many rows."""
+        below, above, weight = self._between(context)
+        low = np.interp(rows, self.rows, self.table[below])
+        high = np.interp(rows, self.rows, self.table[above])
+        return float(low + weight * (high - low)) * self.drift
+
+    def line(self, most: int, context: int) -> FloatArray:
+        """Seconds of passes over 1, 2, ... most rows at this context."""
+        below, above, weight = self._between(context)
+        grid = np.arange(1, most + 1)
+        low = np.interp(grid, self.rows, self.table[below])
+        high = np.interp(grid, self.rows, self.table[above])
+        line: FloatArray = (low + weight * (high - low)) * self.drift
+        return line
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """Refine from a real pass: the machine's speed quickly, the shape of the staircase slowly."""
+        factor = seconds / self.seconds(rows, context)
+        factor = min(max(factor, 1 / OUTLIER), OUTLIER)
+        self.drift *= 1 + DRIFT * (factor - 1)
+        column = int(np.argmin(np.abs(np.array(self.rows) - rows)))
+        below, above, weight = self._between(context)
+        self.table[above if weight > 0.5 else below][column] *= 1 + SHAPE * (factor - 1)
+
+    def _between(self, context: int) -> tuple[int, int, float]:
+        above = bisect.bisect_left(self.contexts, context)
+        if above == 0:
+            return 0, 0, 0.0
+        if above == len(self.contexts):
+            return above - 1, above - 1, 0.0
+        low, high = self.contexts[above - 1], self.contexts[above]
+        return above - 1, above, (context - low) / (high - low)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is stored."""
+        table = [[cell * self.drift for cell in line] for line in self.table]
+        return {"rows": self.rows, "contexts": self.contexts, "seconds": table}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "CostCurve":
+        """Read back what `to_json` wrote."""
+        return cls(list(record["rows"]), list(record["contexts"]), [list(line) for line in record["seconds"]])
+
+    def save(self, path: Path) -> None:
+        """Write the table; a half-written file is never left behind."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(self.to_json(), indent=1))
+        draft.replace(path)
+
+
+def flat(seconds: float = 1.0) -> CostCurve:
+    """A machine on which any tree costs the same: what is assumed before anything was measured."""
+    return CostCurve([1, 1024], [0], [[seconds, seconds]])

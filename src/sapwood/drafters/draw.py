@@ -1,0 +1,64 @@
+"""Add children drawn from a law q, in each of the four ways the verifiers know."""
+
+import numpy as np
+
+from sapwood.arrays import FloatArray
+from sapwood.records import Draw
+from sapwood.rng import Place, Rng, Use, path_key
+from sapwood.sampling import Sampler, softmax
+from sapwood.tree import Tree
+
+SURE = 0.25  # mixed draws: tokens of at least this probability are chosen, the rest drawn
+
+
+def propose(
+    tree: Tree, node: int, law: FloatArray, width: int, draws: Draw, position: int, rng: Rng, source: int
+) -> None:
+    """Add up to `width` children of `node`; `position` is the absolute position of the child token."""
+    if draws is Draw.TOPK:
+        best = leaders(law, width)
+        tree.extend(node, best, law[best].tolist(), source=source)
+        return
+    taken = [int(tree.tokens[child]) for child in tree.children(node) if not tree.sampled[child]]
+    if draws is Draw.MIXED:
+        sure = [token for token in leaders(law, width - 1) if law[token] >= SURE]
+        tree.extend(node, sure, law[sure].tolist(), source=source)
+        taken, width = taken + sure, width - len(sure)
+    rest = law if draws is Draw.IID else without(law, taken)
+    tree.laws[node, source] = rest
+    path = path_key(tree.spell(node)[1:])
+    for slot in range(width):
+        if not rest.any():  # every token of positive probability is a child already
+            break
+        token = rng.pick(rest, Place(position, Use.DRAFT, slot + width * source, path))
+        tree.add(node, token, float(rest[token]), rank=slot, source=source, sampled=True)
+        if draws is not Draw.IID:
+            rest = without(rest, [token])
+
+
+def kind(draws: Draw, sampler: Sampler) -> Draw:
+    """Greedy decoding has nothing to draw: the best tokens are chosen, whatever the drafter's kind."""
+    return Draw.TOPK if sampler.sampling.greedy else draws
+
+
+def draft_law(sampler: Sampler, logits: FloatArray, path: list[int]) -> FloatArray:
+    """q after the request's own sampling along the path; the whole softmax where decoding is greedy."""
+    if sampler.sampling.greedy:
+        return softmax(sampler.adjust(logits, path))
+    return sampler.law(logits, path)
+
+
+def leaders(law: FloatArray, count: int) -> list[int]:
+    """The most likely tokens of positive probability, best first, lowest id first in a tie."""
+    if count <= 0:
+        return []
+    best: list[int] = np.argsort(-law, kind="stable")[:count].tolist()
+    return [token for token in best if law[token] > 0]
+
+
+def without(law: FloatArray, tokens: list[int]) -> FloatArray:
+    """The law given that none of these tokens comes; all zeros when nothing is left."""
+    rest = law.copy()
+    rest[tokens] = 0.0
+    total = rest.sum()
+    return rest / total if total > 0 else np.zeros_like(rest)

@@ -1,0 +1,130 @@
+"""A smaller model through any backend, with its own cache kept in step.
+
+The draft model scores the nodes it is asked about in a tree of its own (the scratch tree), level by
+level, so that it may expand nodes other drafters proposed and need not score nodes nobody expands.
+Tokens it has not seen yet (it never reads its own last guess) head the scratch tree as a chain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sapwood.drafters.draw import draft_law, kind, propose
+from sapwood.errors import SapwoodError
+from sapwood.part import Part
+from sapwood.protocols import Backend, Frontier, Request, Scores, Setting, Work
+from sapwood.records import Draw, Outcome
+from sapwood.rng import Rng
+from sapwood.tree import Tree
+
+CATCH_UP = 64  # unread tokens that are committed at once rather than carried in the scratch tree
+
+
+@dataclass
+class Model(Part):
+    """Any smaller model with the target's vocabulary."""
+
+    model: str | Backend = ""  # a name as for --model, or a backend
+    draws: Draw = Draw.TOPK
+
+    paper: ClassVar[str] = "2211.17192"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    source_: ClassVar[int] = 0
+
+    def bind(self, setting: Setting) -> None:
+        """Load the model and compare vocabularies."""
+        if isinstance(self.model, str) and not self.model:
+            raise SapwoodError("draft-model needs a model; write draft-model(model='NAME')")
+        self.backend_ = setting.load(self.model) if isinstance(self.model, str) else self.model
+        ours, theirs = self.backend_.info, setting.target.info
+        if ours.vocab != theirs.vocab:
+            raise SapwoodError(
+                f"draft model {ours.model} has {ours.vocab} tokens and {theirs.model} has {theirs.vocab}; "
+                "a draft model must share the target's vocabulary"
+            )
+
+    def reset(self, request: Request) -> None:
+        """Read the prompt, all but its last token."""
+        self.session_ = self.backend_.open(request.prompt[:-1])
+        self.unread_ = [request.prompt[-1]]  # emitted tokens not committed here; the last is the root
+        self.sampler_ = request.sampler
+        self.scratch_: Tree | None = None
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Score the frontier in one pass and propose children of each of its nodes."""
+        if self.scratch_ is None:
+            self._begin(tree)
+        rows = [self._place(tree, node) for node, _ in frontier]
+        scores = self._score()
+        draws = kind(self.draws, self.sampler_)
+        wide = max(width for _, width in frontier)
+        plain = draws is Draw.TOPK and not self.sampler_.sampling.touches_logits
+        best = scores.topk(wide) if plain else None
+        for (node, width), row in zip(frontier, rows, strict=True):
+            index = row - self.since_
+            if best is not None:
+                tree.extend(node, best[0][index, :width].tolist(), np.exp(best[1][index, :width]).tolist(), source=self.source_)
+                continue
+            law = draft_law(self.sampler_, scores.logits(index), tree.spell(node)[1:])
+            position = self.root_position_ + int(tree.depths[node]) + 1
+            propose(tree, node, law, width, draws, position, rng, self.source_)
+
+    def _begin(self, tree: Tree) -> None:
+        """Start the scratch tree with the chain of unread tokens, the root last."""
+        self.root_position_ = self.session_.length + len(self.unread_) - 1
+        while len(self.unread_) > CATCH_UP:
+            self._commit_chain(self.unread_[:CATCH_UP])
+            del self.unread_[:CATCH_UP]
+        self.scratch_ = chain(self.unread_)
+        self.inner_ = {0: len(self.scratch_) - 1}  # node of the round's tree -> node of the scratch tree
+        self.since_ = self.scored_ = 0
+
+    def _place(self, tree: Tree, node: int) -> int:
+        """The node's twin in the scratch tree, added with its ancestors if new."""
+        if node not in self.inner_:
+            assert self.scratch_ is not None
+            parent = self._place(tree, int(tree.parents[node]))
+            self.inner_[node] = self.scratch_.add(parent, int(tree.tokens[node]), 1.0, sampled=True)
+        return self.inner_[node]
+
+    def _score(self) -> Scores:
+        """Score the scratch nodes that are new since the last call."""
+        assert self.scratch_ is not None
+        self.since_, self.scored_ = self.scored_, len(self.scratch_)
+        [scores] = self.backend_.score([Work(self.session_, self.scratch_, self.since_)])
+        return scores
+
+    def _commit_chain(self, tokens: Sequence[int]) -> None:
+        line = chain(tokens)
+        self.backend_.score([Work(self.session_, line)])
+        self.session_.commit(range(len(line)))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Keep the accepted tokens that were scored here; the rest stay unread."""
+        emitted = outcome.tokens
+        if self.scratch_ is None:
+            self.unread_ += emitted
+            return
+        path = list(range(len(self.unread_)))
+        for token in emitted[:-1]:
+            child = self.scratch_.child(path[-1], token)
+            if child is None or child >= self.scored_:
+                break
+            path.append(child)
+        self.session_.commit(path)
+        self.unread_ = emitted[len(path) - len(self.unread_) :]
+        self.scratch_ = None
+
+    def close(self) -> None:
+        """Free the draft session."""
+        self.session_.close()
+
+
+def chain(tokens: Sequence[int]) -> Tree:
+    """A tree that is one path."""
+    line = Tree(tokens[0], capacity=len(tokens))
+    for node, token in enumerate(tokens[1:]):
+        line.add(node, token, 1.0, sampled=True)
+    return line

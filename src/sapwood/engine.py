@@ -1,0 +1,128 @@
+"""The round loop: budget, draft, prune, score, verify, commit, observe.
+
+Plain decoding is this loop with a budget of no nodes, and a chain is a tree of width one, so a
+baseline and a method share every line that is timed.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sapwood.cost import CostCurve, flat
+from sapwood.errors import SapwoodError
+from sapwood.protocols import Backend, Drafter, Policy, Request, Scores, Setting, Work
+from sapwood.records import Budget, Outcome, Times
+from sapwood.recipe import Recipe
+from sapwood.rng import Rng
+from sapwood.sampling import Sampler, Sampling
+from sapwood.tree import CAPACITY, Tree
+from sapwood.laws import PathLaws
+
+
+def no_loader(name: str) -> Backend:
+    """Stands in where an engine was given no way to load further models."""
+    raise SapwoodError(f"model {name!r} cannot be loaded here; hand the drafter a backend")
+
+
+@dataclass
+class Engine:
+    """A target and a recipe: decodes any number of requests."""
+
+    target: Backend
+    recipe: Recipe
+    cost: CostCurve = field(default_factory=flat)
+    load: Callable[[str], Backend] = no_loader
+
+    def __post_init__(self) -> None:
+        self.recipe = self.recipe.bind(Setting(self.target, self.cost, self.load))
+
+    def rounds(self, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> Iterator[Outcome]:
+        """Decode one request, round by round, until the caller has enough or the context is full."""
+        decoding = Decoding(self, prompt, sampling, rng)
+        try:
+            while not decoding.full:
+                [scores] = self.target.score([decoding.draft()])
+                yield decoding.judge(scores)
+        finally:
+            decoding.close()
+
+
+class Decoding:
+    """One request under way; a scheduler may interleave the drafts and judgements of many."""
+
+    def __init__(self, engine: Engine, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> None:
+        self.info, self.rng = engine.target.info, rng
+        self.sampler = Sampler(sampling, prompt)
+        self.drafter, self.policy, self.verifier, self.controller = engine.recipe.fresh(Request(prompt, self.sampler))
+        self.session, self.root = engine.target.open(prompt[:-1]), prompt[-1]
+        self.clock = Clock()
+
+    @property
+    def full(self) -> bool:
+        """True when the context holds no further token."""
+        return self.session.length + 1 >= self.info.context
+
+    def draft(self, most: int = CAPACITY - 1) -> Work:
+        """Grow and prune this round's tree, of at most `most` nodes besides the root."""
+        self.clock.lap("other")
+        budget = self.controller.budget().within(*self.room(most))
+        self.grown = grow(self.root, self.drafter, self.policy, budget, self.rng)
+        self.tree = self.policy.prune(self.grown, budget)
+        self.clock.lap("draft")
+        return Work(self.session, self.tree)
+
+    def judge(self, scores: Scores) -> Outcome:
+        """Verify the scored tree, keep what stands, and let every part learn from it."""
+        laws = PathLaws(self.tree, scores, self.sampler)
+        context = self.session.length
+        verdict = self.verifier.verify(self.tree, laws, context, self.rng)
+        self.session.commit(verdict.path)
+        self.clock.lap("verify")
+        outcome = Outcome(self.grown, self.tree, verdict, scores, context, self.clock.split())
+        self.sampler.commit(outcome.tokens)
+        for part in (self.drafter, self.policy, self.controller):
+            part.observe(outcome)
+        self.root = verdict.bonus
+        return outcome
+
+    def room(self, most: int) -> tuple[int, int]:
+        """Nodes and depth that context, request and backend leave for a tree."""
+        depth = min(
+            self.info.context - self.session.length - 2,
+            self.sampler.sampling.max_tokens - self.sampler.emitted - 1,  # the bonus comes on top
+        )
+        return min(most, self.info.max_nodes - 1), depth
+
+    def close(self) -> None:
+        """Free the request's memory."""
+        for part in (self.session, self.drafter, self.policy, self.controller):
+            part.close()
+
+
+def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
+    """Draft level by level until the policy is content."""
+    tree = Tree(root)
+    while budget.nodes and (frontier := policy.frontier(tree, budget)):
+        drafter.expand(tree, frontier, rng)
+        for node, _ in frontier:
+            tree.close(node)
+    return tree
+
+
+class Clock:
+    """Seconds of a round by stage; every moment belongs to one stage."""
+
+    def __init__(self) -> None:
+        self.last, self.stages = time.perf_counter(), {"draft": 0.0, "verify": 0.0, "other": 0.0}
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last lap under this stage."""
+        now = time.perf_counter()
+        self.stages[stage] += now - self.last
+        self.last = now
+
+    def split(self) -> Times:
+        """The stages since the last split."""
+        times = Times(**self.stages)
+        self.stages = dict.fromkeys(self.stages, 0.0)
+        return times

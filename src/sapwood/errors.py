@@ -1,0 +1,9 @@
+"""What can go wrong by the user's hand: one sentence that names the value, the rule and the way out."""
+
+
+class SapwoodError(ValueError):
+    """Bad input; the command line prints it and exits with code 2."""
+
+
+class Unsound(SapwoodError):
+    """A combination of parts that would change the target's law."""

@@ -1,0 +1,36 @@
+"""The target's law at each node of a tree, computed only where a verifier looks."""
+
+from dataclasses import dataclass
+
+from sapwood.arrays import FloatArray
+from sapwood.protocols import Scores
+from sapwood.rng import Place, Rng
+from sapwood.sampling import Sampler
+from sapwood.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class PathLaws:
+    """Scores of a tree seen through the request's sampling, along each node's path."""
+
+    tree: Tree
+    scores: Scores
+    sampler: Sampler
+
+    @property
+    def greedy(self) -> bool:
+        """True at temperature 0."""
+        return self.sampler.sampling.greedy
+
+    def law(self, node: int) -> FloatArray:
+        """Law of the next token after this node, [vocab]."""
+        return self.sampler.law(self.scores.logits(node), self.tree.spell(node)[1:])
+
+    def draw(self, node: int, position: int, rng: Rng) -> int:
+        """The target's own next token, at this absolute position."""
+        sampling = self.sampler.sampling
+        if not sampling.greedy:
+            return rng.pick(self.law(node), Place(position))
+        if not sampling.touches_logits:
+            return int(self.scores.argmax()[node])
+        return self.sampler.best(self.scores.logits(node), self.tree.spell(node)[1:])

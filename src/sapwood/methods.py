@@ -1,0 +1,83 @@
+"""The table of methods: one line per part, nothing imported until it is named.
+
+Other packages add lines through the entry-point group `sapwood.methods`, with names such as
+`policy.mine`; built-ins win, so an add-on cannot replace a proven part by accident.
+"""
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+
+from sapwood.errors import SapwoodError
+from sapwood.part import Part
+
+FAMILIES = ("drafter", "policy", "estimator", "verifier", "controller")
+GROUP = "sapwood.methods"
+
+TABLE: dict[str, str] = {
+    "drafter.ngram": "sapwood.drafters.ngram:Ngram",
+    "drafter.suffix": "sapwood.drafters.suffix:Suffix",
+    "drafter.recycling": "sapwood.drafters.recycling:Recycling",
+    "drafter.draft-model": "sapwood.drafters.model:Model",
+    "drafter.merge": "sapwood.drafters.merge:Merge",
+    "policy.chain": "sapwood.policies.chain:Chain",
+    "policy.static": "sapwood.policies.static:Static",
+    "policy.beam": "sapwood.policies.beam:Beam",
+    "policy.best": "sapwood.policies.best:Best",
+    "policy.groups": "sapwood.policies.groups:Groups",
+    "estimator.raw": "sapwood.estimators.raw:Raw",
+    "estimator.binned": "sapwood.estimators.binned:Binned",
+    "verifier.greedy": "sapwood.verifiers.greedy:Greedy",
+    "verifier.match": "sapwood.verifiers.match:Match",
+    "verifier.naive": "sapwood.verifiers.naive:Naive",
+    "verifier.speculative": "sapwood.verifiers.speculative:Speculative",
+    "verifier.mss": "sapwood.verifiers.mss:Mss",
+    "verifier.rrs": "sapwood.verifiers.rrs:Rrs",
+    "verifier.mixed": "sapwood.verifiers.mixed:Mixed",
+    "controller.fixed": "sapwood.controllers.fixed:Fixed",
+    "controller.heuristic": "sapwood.controllers.heuristic:Heuristic",
+    "controller.ema": "sapwood.controllers.ema:Ema",
+    "controller.goodput": "sapwood.controllers.goodput:Goodput",
+}
+
+
+def names(family: str) -> list[str]:
+    """Every known name of a family, built-in first."""
+    added = {key for key in addons() if key not in TABLE}
+    return [key.partition(".")[2] for key in (*TABLE, *sorted(added)) if key.startswith(f"{family}.")]
+
+
+def lookup(family: str, name: str) -> type[Part]:
+    """The class of a part; an unknown name is an error that lists the known ones."""
+    key = f"{family}.{name}"
+    if key in TABLE:
+        module, _, attribute = TABLE[key].partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    elif key in (more := addons()):
+        found = more[key].load()
+    else:
+        raise SapwoodError(f"unknown {family} {name!r}; known: {', '.join(names(family))}")
+    if not (isinstance(found, type) and issubclass(found, Part)):
+        raise SapwoodError(f"{family} {name!r} names {found!r}, which is not a sapwood.Part")
+    found.name = name
+    return found
+
+
+def everything() -> Iterator[tuple[str, str, type[Part]]]:
+    """Every part as (family, name, class)."""
+    for family in FAMILIES:
+        for name in names(family):
+            yield family, name, lookup(family, name)
+
+
+def family_of(name: str) -> str:
+    """The family a bare name belongs to."""
+    for family in FAMILIES:
+        if name in names(family):
+            return family
+    raise SapwoodError(f"unknown part {name!r}; `sapwood methods` lists every part and recipe")
+
+
+def addons() -> dict[str, EntryPoint]:
+    """Parts registered by other packages."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}

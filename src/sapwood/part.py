@@ -1,0 +1,90 @@
+"""What every part shares: lifecycle defaults, copies, and one spelling, `name(key=value)`."""
+
+import copy
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from sapwood.protocols import Request, Setting
+from sapwood.records import Outcome
+
+
+class Part:
+    """Base of all parts: a dataclass whose fields are its options; nested parts follow along."""
+
+    name: ClassVar[str] = ""  # its word in the table of methods
+    paper: ClassVar[str] = ""  # arXiv id or citation of the rule
+
+    def bind(self, setting: Setting) -> None:
+        """Bind nested parts; nothing else to load."""
+        for part in self.nested():
+            part.bind(setting)
+
+    def reset(self, request: Request) -> None:
+        """Begin a request in nested parts."""
+        for part in self.nested():
+            part.reset(request)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Let nested parts learn."""
+        for part in self.nested():
+            part.observe(outcome)
+
+    def close(self) -> None:
+        """Free what the request held."""
+        for part in self.nested():
+            part.close()
+
+    def nested(self) -> Iterator["Part"]:
+        """Parts that are options of this one."""
+        for option in options(self):
+            value = getattr(self, option.name)
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, Part):
+                    yield item
+
+    def fresh(self) -> Self:
+        """A copy for one request: options and shared memory are the same objects, nested parts are copies."""
+        clone = copy.copy(self)
+        for option in options(self):
+            value = getattr(self, option.name)
+            if isinstance(value, Part):
+                setattr(clone, option.name, value.fresh())
+            elif isinstance(value, list):
+                copies = [item.fresh() if isinstance(item, Part) else item for item in value]
+                setattr(clone, option.name, copies)
+        return clone
+
+    def __str__(self) -> str:
+        """The spelling that `recipe.parse` reads back; options at their default are left out."""
+        changed = [
+            f"{option.name}={spell(getattr(self, option.name))}"
+            for option in options(self)
+            if getattr(self, option.name) != default_of(option)
+        ]
+        name = self.name or type(self).__name__.lower()
+        return f"{name}({', '.join(changed)})" if changed else name
+
+
+def options(part: Part) -> tuple["dataclasses.Field[Any]", ...]:
+    """The option fields of a part."""
+    return dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+
+
+def default_of(option: "dataclasses.Field[Any]") -> Any:
+    """The default value of an option."""
+    if option.default_factory is not dataclasses.MISSING:
+        return option.default_factory()
+    return option.default
+
+
+def spell(value: Any) -> str:
+    """One option value as text."""
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(spell(item) for item in value) + "]"
+    if isinstance(value, str):
+        return repr(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,39 @@
+"""Expand the best leaves of each level, then keep the best nodes of the whole tree.
+
+EAGLE-2 (arXiv 2406.16858, sections 4.1 and 4.2). Reach never rises along a path and earlier nodes
+win ties, so the kept set is always a tree.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sapwood.estimators.raw import Raw
+from sapwood.part import Part
+from sapwood.policies.reach import value, worth
+from sapwood.protocols import Estimator, Frontier
+from sapwood.records import Budget, Prune
+from sapwood.tree import Tree
+
+
+@dataclass
+class Beam(Part):
+    """Expand the best leaves of each level; keep the best nodes overall."""
+
+    beam: int = 10  # leaves expanded per level, >= 1
+    estimator: Estimator = field(default_factory=Raw)
+
+    paper: ClassVar[str] = "2406.16858"
+    prunes: ClassVar[Prune] = Prune.NODES
+
+    def frontier(self, tree: Tree, budget: Budget) -> Frontier:
+        """The best nodes of the deepest level."""
+        if tree.height >= budget.depth:
+            return []
+        reach = value(tree, self.estimator)
+        level = [node for node in tree.level(tree.height) if not tree.expanded[node]]
+        return [(node, budget.width) for node in sorted(level, key=lambda node: -reach[node])[: self.beam]]
+
+    def prune(self, tree: Tree, budget: Budget) -> Tree:
+        """The best nodes, as many as the budget allows and the price justifies."""
+        value(tree, self.estimator)
+        return tree.best(worth(tree, budget))

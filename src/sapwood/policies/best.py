@@ -1,0 +1,48 @@
+"""Best-first growth until the next node does not pay.
+
+The most likely unexpanded node grows next, so at every size the tree holds the nodes of largest
+reach: the set that OPT-Tree (arXiv 2406.17276), DySpec (arXiv 2410.11744) and SpecExec
+(arXiv 2406.02532) look for. Growth ends when no further node can enter the tree, can pay for its
+row of the pass, or can pay for the drafting itself; the size then maximises expected tokens minus
+the price of the pass, over all sizes down to none.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from sapwood.estimators.binned import Binned
+from sapwood.part import Part
+from sapwood.policies.reach import leaves, value, worth
+from sapwood.protocols import Estimator, Frontier
+from sapwood.records import Budget, Prune
+from sapwood.tree import CAPACITY, Tree
+
+
+@dataclass
+class Best(Part):
+    """Grow the most likely node next; stop, and cut, where nodes no longer pay."""
+
+    stride: int = 1  # nodes expanded at a time, >= 1; more saves draft passes, fewer saves draft rows
+    estimator: Estimator = field(default_factory=Binned)
+
+    paper: ClassVar[str] = "2406.17276"
+    prunes: ClassVar[Prune] = Prune.NODES
+
+    def frontier(self, tree: Tree, budget: Budget) -> Frontier:
+        """The best leaves whose children could still enter the tree and pay."""
+        reach = value(tree, self.estimator)
+        if len(tree) + self.stride * budget.width > CAPACITY:
+            return []
+        entry = max(budget.floor, budget.draft)
+        if len(tree) > budget.nodes:  # a child must beat the weakest node of a full tree
+            entry = max(entry, np.partition(reach[1:], -budget.nodes)[-budget.nodes])
+        able = [node for node in leaves(tree, budget.depth) if reach[node] > entry]
+        able = sorted(able, key=lambda node: -reach[node])[: self.stride]
+        return [(node, budget.width) for node in able]
+
+    def prune(self, tree: Tree, budget: Budget) -> Tree:
+        """The best nodes, as many as pay."""
+        value(tree, self.estimator)
+        return tree.best(worth(tree, budget))

@@ -1,0 +1,188 @@
+"""The seams: what a backend must do, and what each family of parts must do.
+
+The waist is Backend.open, Backend.score and Session.commit. A tree crosses it as tokens and
+parents; masks, positions and sequence ids are the backend's own business.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sapwood.arrays import FloatArray, IntArray
+from sapwood.cost import CostCurve
+from sapwood.records import BackendInfo, Budget, Draw, Guarantee, Outcome, Prune, Verdict
+from sapwood.rng import Rng
+from sapwood.sampling import Sampler
+from sapwood.tree import Tree
+
+Frontier = list[tuple[int, int]]  # (node, most children to propose there); empty stops the draft
+
+
+# ------------------------------------------------------------------------------------ the waist
+class Session(Protocol):
+    """The committed text of one request inside a backend."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
+
+    def rewind(self, length: int) -> None:
+        """Forget every committed token after the first `length`."""
+
+    def fork(self) -> "Session":
+        """An independent session with the same committed text."""
+
+    def close(self) -> None:
+        """Free what the session holds; it cannot be used again."""
+
+
+class Scores(Protocol):
+    """A handle on the target's answer for each node; rows stay on the device until asked for."""
+
+    def argmax(self) -> IntArray:
+        """Best next token of each node, [n]; the lowest id wins a tie."""
+
+    def topk(self, count: int) -> tuple[IntArray, FloatArray]:
+        """Best next tokens of each node and their log-probabilities, both [n, count]."""
+
+    def logits(self, node: int) -> FloatArray:
+        """Raw logits after this node, [vocab]."""
+
+    def hidden(self, nodes: Sequence[int]) -> Any:
+        """Hidden states of these nodes, on the device; only if "hidden" is in info.provides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One tree to score on one session."""
+
+    session: Session
+    tree: Tree
+    since: int = 0  # nodes below this index were scored by an earlier call of this round; rows start here
+
+
+class Backend(Protocol):
+    """Runs a model. The toy backend is its living definition."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """What this backend can do and where it runs."""
+
+    def open(self, tokens: Sequence[int]) -> Session:
+        """A session with these tokens committed; nothing is scored."""
+
+    def score(self, work: Sequence[Work]) -> list[Scores]:
+        """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
+
+
+# ------------------------------------------------------------------------------------ the parts
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What an engine offers its parts, once."""
+
+    target: Backend
+    cost: CostCurve
+    load: Callable[[str], Backend]  # a backend for a model's name
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a part may know when a request starts."""
+
+    prompt: Sequence[int]
+    sampler: Sampler  # kept up to date by the loop; gives q the same processing as p
+
+
+class Part(Protocol):
+    """Common to all families: options are fields, state of a request ends in `_`."""
+
+    def bind(self, setting: Setting) -> None:
+        """Load what is heavy, refuse what cannot work; called once, memory made here is shared by requests."""
+
+    def reset(self, request: Request) -> None:
+        """Begin a request on a fresh copy of the part."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished round."""
+
+    def close(self) -> None:
+        """Free what the request held."""
+
+
+class Drafter(Part, Protocol):
+    """Proposes children of a node."""
+
+    @property
+    def draws(self) -> Draw:
+        """How siblings are chosen."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the target's backend must provide."""
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Add children to these nodes, at most the given number each; leave all other nodes alone."""
+
+
+class Policy(Part, Protocol):
+    """Chooses which nodes to grow and which to keep."""
+
+    @property
+    def prunes(self) -> Prune:
+        """What `prune` may cut."""
+
+    def frontier(self, tree: Tree, budget: Budget) -> Frontier:
+        """Unexpanded nodes to grow next, in order; empty when the tree is done."""
+
+    def prune(self, tree: Tree, budget: Budget) -> Tree:
+        """The part of the tree worth checking: closed under parents, at most budget.nodes besides the root."""
+
+
+class Estimator(Part, Protocol):
+    """Says how likely a node is to be accepted; an option of a policy."""
+
+    def chance(self, tree: Tree, start: int) -> FloatArray:
+        """Chance of each node from `start` on to be accepted, given that its parent is."""
+
+
+class Laws(Protocol):
+    """The target's law at each node of the checked tree, after the request's sampling along its path."""
+
+    @property
+    def greedy(self) -> bool:
+        """True at temperature 0, where the law is one-hot and every rule is the greedy walk."""
+
+    def law(self, node: int) -> FloatArray:
+        """Law of the next token, [vocab]."""
+
+    def draw(self, node: int, position: int, rng: Rng) -> int:
+        """The target's own next token: what plain decoding says at this position."""
+
+
+class Verifier(Part, Protocol):
+    """Turns a tree and the target's law into an accepted path and one more token."""
+
+    @property
+    def accepts(self) -> frozenset[Draw]:
+        """Kinds of draws it may judge."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What it promises about the output."""
+
+    @property
+    def reads_q(self) -> bool:
+        """True when the draft law enters the rule; then sampled nodes may not be cut one by one."""
+
+    def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
+        """Judge the tree; `position` is the absolute position of its root."""
+
+
+class Controller(Part, Protocol):
+    """Sets the next round's budget from what happened."""
+
+    def budget(self) -> Budget:
+        """What the next round may spend; no nodes is plain decoding."""

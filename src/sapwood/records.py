@@ -1,0 +1,125 @@
+"""The small records that parts hand to each other, and the closed sets they declare."""
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sapwood.arrays import FloatArray
+from sapwood.tree import Tree
+
+if TYPE_CHECKING:
+    from sapwood.protocols import Scores
+
+
+class Draw(enum.Enum):
+    """How a drafter chooses siblings: decides which verifiers may judge them."""
+
+    TOPK = "topk"  # chosen, no randomness: best tokens, look-ups, any rerank
+    IID = "iid"  # independent draws from q
+    SWOR = "swor"  # draws from q without replacement, in order
+    MIXED = "mixed"  # chosen children first, then draws without replacement from the rest
+
+
+class Prune(enum.Enum):
+    """What a policy cuts after the draft: decides which draws it may be used with."""
+
+    NOTHING = "nothing"
+    GROUPS = "groups"  # whole sibling groups, by what was known before they were drawn
+    NODES = "nodes"  # single nodes, by their own token
+
+
+class Guarantee(enum.Enum):
+    """What a verifier promises about the output."""
+
+    TEXT = "text"  # same seed, same text as plain decoding
+    LAW = "law"  # same distribution as plain decoding
+    LOSSY = "lossy"  # a declared departure
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What a backend can do and where it runs."""
+
+    name: str  # torch, toy, ...
+    model: str
+    vocab: int
+    context: int  # most tokens a session may hold
+    max_nodes: int = 1024  # most nodes of one tree, root included
+    provides: frozenset[str] = frozenset()  # "hidden", "layers": what drafters may need
+    device: str = "cpu"
+    dtype: str = "float64"
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a round may spend on its tree; the root is free."""
+
+    nodes: int  # nodes sent to the target besides the root
+    depth: int  # longest path
+    width: int  # most children of one node
+    price: FloatArray | None = None  # [nodes + 1] tokens that a tree of n nodes must bring to pay for its pass
+    draft: float = 0.0  # tokens that expanding one more node must bring to pay for its drafting
+
+    @property
+    def floor(self) -> float:
+        """Reach below which no node can pay, however cheap the stair it stands on."""
+        if self.price is None or len(self.price) < 2:
+            return 0.0
+        return float(np.min(self.price[1:] / np.arange(1, len(self.price))))
+
+    def within(self, nodes: int, depth: int) -> "Budget":
+        """The same budget with these caps; a cap of zero is plain decoding."""
+        nodes, depth = min(self.nodes, nodes), min(self.depth, depth)
+        if nodes <= 0 or depth <= 0:
+            return NO_NODES
+        return replace(self, nodes=nodes, depth=depth)
+
+
+NO_NODES = Budget(nodes=0, depth=0, width=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier decided: the accepted path and the token the target adds after it."""
+
+    path: tuple[int, ...]  # accepted nodes, root first
+    bonus: int
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that stay."""
+        return len(self.path) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of a round by stage."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole round."""
+        return self.draft + self.verify + self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished round, as every part gets to observe it."""
+
+    grown: Tree  # what the drafter proposed
+    tree: Tree  # what the target checked
+    verdict: Verdict
+    scores: "Scores"
+    context: int  # committed tokens before the round
+    times: Times = field(default_factory=Times)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens emitted by this round: the accepted path and the bonus."""
+        return [*self.tree.tokens[list(self.verdict.path[1:])].tolist(), self.verdict.bonus]

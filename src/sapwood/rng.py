@@ -1,0 +1,94 @@
+"""Randomness in two verbs, keyed by place.
+
+Noise belongs to a place of the text (seed, position, use), never to how many numbers were drawn
+before, so speculation does not shift the stream: the same seed gives the same text with and
+without a tree. A counter-based hash makes each number a pure function of its key, on any device.
+"""
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapwood.arrays import FloatArray
+
+Words = NDArray[np.uint64]
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Use:
+    """What the noise of a place is for; one position holds one number of each use and slot."""
+
+    TARGET = 0  # the target's own token
+    ACCEPT = 1  # the coin of a sibling test
+    DRAFT = 2  # a draw of a drafter
+
+
+class Place(NamedTuple):
+    """Where a random act happens."""
+
+    position: int  # absolute position of the token it decides
+    use: int = Use.TARGET
+    slot: int = 0  # which sibling, where there are several
+    path: int = 0  # hash of the drafted path, so that branches draw independently
+
+
+class Rng(Protocol):
+    """The only two random acts in the package."""
+
+    def flip(self, chance: float, place: Place) -> bool:
+        """True with this chance."""
+
+    def pick(self, law: FloatArray, place: Place) -> int:
+        """An index drawn from this law."""
+
+
+class Keyed:
+    """Noise that is a function of (seed, place)."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed & MASK
+
+    def flip(self, chance: float, place: Place) -> bool:
+        """True with this chance: one uniform number below it."""
+        return float(uniforms(self._key(place), 1)[0]) < chance
+
+    def pick(self, law: FloatArray, place: Place) -> int:
+        """The largest of log law + Gumbel noise; only tokens of positive probability can win."""
+        support = np.flatnonzero(law)
+        noise = uniforms(self._key(place), len(law))[support]
+        # argmax(log p - log(-log u)) = argmin(-log u / p): one division, one logarithm
+        return int(support[np.argmin(-np.log(noise) / law[support])])
+
+    def _key(self, place: Place) -> int:
+        key = self.seed
+        for word in place:
+            key = mix((key ^ (word & MASK)) + GOLDEN)
+        return key
+
+
+def mix(word: int) -> int:
+    """Scramble 64 bits (the finaliser of SplitMix64)."""
+    word &= MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+def uniforms(key: int, count: int) -> FloatArray:
+    """Numbers strictly between 0 and 1, the i-th a function of (key, i) alone."""
+    words: Words = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN)) + np.uint64(key)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * math.ldexp(1.0, -52)  # 52 bits: u < 1 exactly
+
+
+def path_key(tokens: list[int]) -> int:
+    """Hash of a drafted path."""
+    key = 0
+    for token in tokens:
+        key = mix((key ^ token) + GOLDEN)
+    return key

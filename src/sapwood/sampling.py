@@ -1,0 +1,156 @@
+"""From logits to a law, along a path.
+
+The order is: logit bias, banned tokens and the end of text before `min_tokens`; repetition
+penalty (prompt and output), then frequency and presence penalties (output only); temperature;
+top-k; top-p; min-p. A node of a tree counts the tokens on its own path as output, so the law at
+a node is the one plain decoding would have used after the same tokens.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sapwood.arrays import FloatArray
+from sapwood.errors import SapwoodError
+
+# option -> (smallest, largest) value it may take
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, math.inf),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "frequency_penalty": (-10.0, 10.0),
+    "presence_penalty": (-10.0, 10.0),
+    "max_tokens": (1, math.inf),
+    "min_tokens": (0, math.inf),
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen, and when to stop."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned: Sequence[int] = ()
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_ids: Sequence[int] = ()
+    seed: int = 0
+    logprobs: int | None = None  # alternatives reported beside each token's log-probability
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise SapwoodError(f"{name}={value!r} must be a number from {low:g} to {high:g}")
+        if self.top_p == 0:
+            raise SapwoodError("top_p=0 keeps no token; use temperature=0 for the best token")
+
+    @property
+    def greedy(self) -> bool:
+        """True when the best token is taken without randomness."""
+        return self.temperature == 0
+
+    @property
+    def touches_logits(self) -> bool:
+        """True when the best token may differ from the one with the largest raw logit."""
+        return bool(
+            self.logit_bias
+            or self.banned
+            or self.min_tokens
+            or self.repetition_penalty != 1
+            or self.frequency_penalty
+            or self.presence_penalty
+        )
+
+
+class Sampler:
+    """The sampling of one request, with the text it has seen so far."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+        self.sampling = sampling
+        self._seen = set(prompt)  # tokens the repetition penalty counts
+        self._counts: Counter[int] = Counter()  # output tokens
+        self.emitted = 0
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Count tokens that are now part of the output."""
+        self._seen.update(tokens)
+        self._counts.update(tokens)
+        self.emitted += len(tokens)
+
+    def adjust(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
+        """Logits after bias, bans and penalties; `path` holds the tokens after the committed text."""
+        if not self.sampling.touches_logits:
+            return logits
+        options, out = self.sampling, logits.astype(np.float64, copy=True)
+        for token, bias in options.logit_bias.items():
+            out[token] += bias
+        if options.banned:
+            out[list(options.banned)] = -math.inf
+        if self.emitted + len(path) < options.min_tokens:
+            out[list(options.stop_ids)] = -math.inf
+        if options.repetition_penalty != 1:
+            seen = list(self._seen.union(path))
+            out[seen] *= np.where(out[seen] > 0, 1 / options.repetition_penalty, options.repetition_penalty)
+        if options.frequency_penalty or options.presence_penalty:
+            counts = self._counts + Counter(path)
+            used, times = list(counts), np.array(list(counts.values()))
+            out[used] -= options.frequency_penalty * times + options.presence_penalty
+        return out
+
+    def best(self, logits: FloatArray, path: Sequence[int]) -> int:
+        """The most likely token; the lowest id wins a tie."""
+        return int(np.argmax(self.adjust(logits, path)))
+
+    def law(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
+        """The law of the next token after `path`, [vocab]; one-hot when greedy."""
+        if self.sampling.greedy:
+            law = np.zeros(len(logits))
+            law[self.best(logits, path)] = 1.0
+            return law
+        return truncate(softmax(self.adjust(logits, path), self.sampling.temperature), self.sampling)
+
+
+def softmax(logits: FloatArray, temperature: float = 1.0) -> FloatArray:
+    """Probabilities in float64."""
+    scaled = logits.astype(np.float64) / temperature
+    law: FloatArray = np.exp(scaled - scaled.max())
+    law /= law.sum()
+    return law
+
+
+def truncate(law: FloatArray, sampling: Sampling) -> FloatArray:
+    """Apply top-k, top-p and min-p, then renormalise."""
+    if 0 < sampling.top_k < len(law):
+        law = np.where(law >= np.partition(law, -sampling.top_k)[-sampling.top_k], law, 0.0)
+        law = law / law.sum()
+    if sampling.top_p < 1:
+        law = nucleus(law, sampling.top_p)
+    if sampling.min_p > 0:
+        law = np.where(law >= sampling.min_p * law.max(), law, 0.0)
+        law = law / law.sum()
+    return law
+
+
+def nucleus(law: FloatArray, mass: float) -> FloatArray:
+    """The fewest tokens that hold at least `mass`, renormalised."""
+    # what lies below (1 - mass) / vocab sums to less than 1 - mass: it can be left out of the sort
+    likely = np.flatnonzero(law >= (1 - mass) / len(law))
+    likely = likely[np.argsort(-law[likely], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(law[likely]), mass)) + 1
+    kept = np.zeros_like(law)
+    kept[likely[:count]] = law[likely[:count]]
+    return kept / kept.sum()

@@ -1,0 +1,192 @@
+"""A token tree, kept as a struct of arrays in topological order.
+
+Node 0 is the root: the last emitted token, whose keys the target has not computed yet. Every
+other node names its parent, and parents[i] < i. Masks, positions and sequence ids are derived
+from the parents where they are used; a node's position is its depth, never its index.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from sapwood.arrays import BoolArray, FloatArray, IntArray
+
+CAPACITY = 1024  # most nodes a tree may hold, root included
+ROOT = 0
+
+
+class Tree:
+    """Tokens and parents, with what the drafters said about each node."""
+
+    def __init__(self, root: int, capacity: int = 64) -> None:
+        self._size = 0
+        self._allocate(min(capacity, CAPACITY))
+        self.laws: dict[tuple[int, int], FloatArray] = {}  # (node, source) -> q of its sampled children
+        self.kept: IntArray | None = None  # [n] index of each node in the tree this one was cut from
+        self._append(root, -1, 1.0, 0, 0, False)
+
+    def _allocate(self, capacity: int) -> None:
+        self._tokens = np.zeros(capacity, np.int64)
+        self._parents = np.zeros(capacity, np.int64)
+        self._depths = np.zeros(capacity, np.int64)
+        self._ranks = np.zeros(capacity, np.int64)
+        self._sources = np.zeros(capacity, np.int64)
+        self._probs = np.zeros(capacity)
+        self._reach = np.ones(capacity)
+        self._sampled = np.zeros(capacity, bool)
+        self._expanded = np.zeros(capacity, bool)
+        self.valued = 1  # nodes below this index have their reach
+
+    def _grow(self) -> None:
+        if self._size >= CAPACITY:
+            raise ValueError(f"a tree holds at most {CAPACITY} nodes; lower the budget")
+        more = min(CAPACITY, 2 * self._size)
+        for name in ("tokens", "parents", "depths", "ranks", "sources", "probs", "reach", "sampled", "expanded"):
+            setattr(self, f"_{name}", np.resize(getattr(self, f"_{name}"), more))
+
+    def _append(self, token: int, parent: int, prob: float, rank: int, source: int, sampled: bool) -> int:
+        node = self._size
+        if node >= len(self._tokens):
+            self._grow()
+        self._tokens[node] = token
+        self._parents[node] = parent
+        self._depths[node] = self._depths[parent] + 1 if node else 0
+        self._probs[node] = prob
+        self._ranks[node] = rank
+        self._sources[node] = 1 << source if node else 0
+        self._sampled[node] = sampled
+        self._expanded[node] = False
+        self._size += 1
+        return node
+
+    def __len__(self) -> int:
+        return self._size
+
+    # ------------------------------------------------------------------ columns, each of length n
+    @property
+    def tokens(self) -> IntArray:
+        """Token of each node."""
+        return self._tokens[: self._size]
+
+    @property
+    def parents(self) -> IntArray:
+        """Parent of each node; -1 for the root."""
+        return self._parents[: self._size]
+
+    @property
+    def depths(self) -> IntArray:
+        """Distance of each node from the root."""
+        return self._depths[: self._size]
+
+    @property
+    def ranks(self) -> IntArray:
+        """Place of each node among the siblings of its source, best or first drawn = 0."""
+        return self._ranks[: self._size]
+
+    @property
+    def sources(self) -> IntArray:
+        """Bit set of the drafters that proposed each node; 0 for the root."""
+        return self._sources[: self._size]
+
+    @property
+    def probs(self) -> FloatArray:
+        """Draft probability q of each node given its parent."""
+        return self._probs[: self._size]
+
+    @property
+    def reach(self) -> FloatArray:
+        """Estimated chance that each node is accepted; filled by a policy's estimator."""
+        return self._reach[: self._size]
+
+    @property
+    def sampled(self) -> BoolArray:
+        """True where the node was drawn at random from q, False where it was chosen."""
+        return self._sampled[: self._size]
+
+    @property
+    def expanded(self) -> BoolArray:
+        """True where a drafter has already been asked for children."""
+        return self._expanded[: self._size]
+
+    # ------------------------------------------------------------------------------- growing
+    def add(self, parent: int, token: int, prob: float, *, rank: int = 0, source: int = 0, sampled: bool = False) -> int:
+        """Add one child and return it; a chosen token that is a chosen child already gains a source."""
+        if not sampled and (twin := self.child(parent, token)) is not None and not self._sampled[twin]:
+            self._sources[twin] |= 1 << source
+            return twin
+        return self._append(token, parent, prob, rank, source, sampled)
+
+    def extend(self, parent: int, tokens: Sequence[int], probs: Sequence[float], *, source: int = 0) -> list[int]:
+        """Add chosen children, best first, and return them."""
+        return [
+            self.add(parent, token, prob, rank=rank, source=source)
+            for rank, (token, prob) in enumerate(zip(tokens, probs, strict=True))
+        ]
+
+    def close(self, node: int) -> None:
+        """Mark a node as expanded: no drafter is asked for its children again."""
+        self._expanded[node] = True
+
+    # ------------------------------------------------------------------------------- reading
+    @property
+    def height(self) -> int:
+        """Depth of the deepest node."""
+        return int(self.depths.max())
+
+    def children(self, node: int) -> list[int]:
+        """Children in the order they were added."""
+        return np.flatnonzero(self.parents == node).tolist()
+
+    def child(self, node: int, token: int) -> int | None:
+        """First child that carries this token."""
+        found = np.flatnonzero((self.parents == node) & (self.tokens == token))
+        return int(found[0]) if len(found) else None
+
+    def level(self, depth: int) -> list[int]:
+        """Nodes at this depth."""
+        return np.flatnonzero(self.depths == depth).tolist()
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to this one, both included."""
+        nodes = [node]
+        while nodes[-1] != ROOT:
+            nodes.append(int(self._parents[nodes[-1]]))
+        return nodes[::-1]
+
+    def spell(self, node: int) -> list[int]:
+        """Tokens on the path from the root to this node, both included."""
+        return self.tokens[self.path(node)].tolist()
+
+    def ancestors(self) -> BoolArray:
+        """Square matrix, [n, n]: True where the column lies on the row's path, itself included."""
+        mask = np.eye(len(self), dtype=bool)
+        for node in range(1, len(self)):
+            mask[node] |= mask[self._parents[node]]
+        return mask
+
+    def law(self, node: int, child: int) -> FloatArray:
+        """The draft law from which a sampled child of this node was drawn."""
+        return self.laws[node, int(self._sources[child]).bit_length() - 1]
+
+    # ------------------------------------------------------------------------------- cutting
+    def keep(self, nodes: Iterable[int]) -> "Tree":
+        """The subtree on these nodes and the root; each node's parent must be among them."""
+        order = sorted({ROOT, *nodes})
+        new = {old: index for index, old in enumerate(order)}
+        cut = Tree(int(self._tokens[ROOT]), capacity=len(order))
+        for old in order[1:]:
+            parent = int(self._parents[old])
+            if parent not in new:
+                raise ValueError(f"node {old} cannot be kept without its parent {parent}")
+            cut._append(int(self._tokens[old]), new[parent], 0.0, 0, 0, False)
+        for name in ("ranks", "sources", "probs", "reach", "sampled", "expanded"):
+            getattr(cut, f"_{name}")[: len(order)] = getattr(self, f"_{name}")[order]
+        cut.valued = sum(old < self.valued for old in order)
+        cut.laws = {(new[node], source): law for (node, source), law in self.laws.items() if node in new}
+        cut.kept = np.array(order)
+        return cut
+
+    def best(self, count: int) -> "Tree":
+        """The `count` nodes of largest reach besides the root; reach never rises along a path."""
+        ranked = np.argsort(-self.reach[1:], kind="stable")[: max(count, 0)] + 1
+        return self.keep(ranked.tolist())

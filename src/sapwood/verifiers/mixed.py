@@ -1,0 +1,43 @@
+"""Chosen and sampled siblings judged together, without loss.
+
+Generalises the hybrid rule (arXiv 2502.18779, one sampled child) to any number of chosen children
+from any source and any number drawn without replacement from the rest. Why it is exact: refusing
+the sampled children in turn emits a token of law p whether or not the tree holds that token; being
+in the tree only decides whether the walk goes on. With no sampled child this is `naive`, with no
+chosen child it is `rrs`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sapwood.arrays import FloatArray
+from sapwood.part import Part
+from sapwood.protocols import Laws
+from sapwood.records import Draw, Guarantee, Verdict
+from sapwood.rng import Place, Rng
+from sapwood.tree import Tree
+from sapwood.verifiers.walk import refuse_in_turn, walk
+
+
+@dataclass
+class Mixed(Part):
+    """Test the sampled children in turn, then let one residual draw choose among the others."""
+
+    paper: ClassVar[str] = "2502.18779"
+    accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.TOPK, Draw.SWOR, Draw.MIXED})
+    guarantee: ClassVar[Guarantee] = Guarantee.LAW
+    reads_q: ClassVar[bool] = True
+
+    def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
+        """Walk down sampled or chosen children."""
+        return walk(tree, laws, position, rng, step)
+
+
+def step(tree: Tree, node: int, p: FloatArray, position: int, rng: Rng) -> tuple[int | None, int]:
+    """Judge the sampled children, then look the residual's token up among the chosen ones."""
+    sampled = [child for child in tree.children(node) if tree.sampled[child]]
+    child, rest = refuse_in_turn(tree, sampled, p, position, rng, replacement=False)
+    if child is not None:
+        return child, -1
+    token = rng.pick(rest, Place(position))
+    return tree.child(node, token), token
