@@ -32,6 +32,7 @@ class Engine:
     recipe: Recipe
     cost: CostCurve = field(default_factory=flat)
     load: Callable[[str], Backend] = no_loader
+    now: Callable[[], float] = time.perf_counter  # seconds; replaced where runs must repeat exactly
 
     def __post_init__(self) -> None:
         self.recipe = self.recipe.bind(Setting(self.target, self.cost, self.load))
@@ -55,7 +56,7 @@ class Decoding:
         self.sampler = Sampler(sampling, prompt)
         self.drafter, self.policy, self.verifier, self.controller = engine.recipe.fresh(Request(prompt, self.sampler))
         self.session, self.root = engine.target.open(prompt[:-1]), prompt[-1]
-        self.clock = Clock()
+        self.clock = Clock(engine.now)
 
     @property
     def full(self) -> bool:
@@ -112,12 +113,13 @@ def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) 
 class Clock:
     """Seconds of a round by stage; every moment belongs to one stage."""
 
-    def __init__(self) -> None:
-        self.last, self.stages = time.perf_counter(), {"draft": 0.0, "verify": 0.0, "other": 0.0}
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.last = now, now()
+        self.stages = {"draft": 0.0, "verify": 0.0, "other": 0.0}
 
     def lap(self, stage: str) -> None:
         """Book the time since the last lap under this stage."""
-        now = time.perf_counter()
+        now = self.now()
         self.stages[stage] += now - self.last
         self.last = now
 

@@ -86,9 +86,9 @@ def uniforms(key: int, count: int) -> FloatArray:
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * math.ldexp(1.0, -52)  # 52 bits: u < 1 exactly
 
 
-def path_key(tokens: list[int]) -> int:
-    """Hash of a drafted path."""
+def path_key(words: list[int]) -> int:
+    """Hash of what tells a drafted path from all others."""
     key = 0
-    for token in tokens:
-        key = mix((key ^ token) + GOLDEN)
+    for word in words:
+        key = mix((key ^ word) + GOLDEN)
     return key

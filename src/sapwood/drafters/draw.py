@@ -6,7 +6,7 @@ from sapwood.arrays import FloatArray
 from sapwood.records import Draw
 from sapwood.rng import Place, Rng, Use, path_key
 from sapwood.sampling import Sampler, softmax
-from sapwood.tree import Tree
+from sapwood.tree import CAPACITY, Tree
 
 SURE = 0.25  # mixed draws: tokens of at least this probability are chosen, the rest drawn
 
@@ -26,14 +26,20 @@ def propose(
         taken, width = taken + sure, width - len(sure)
     rest = law if draws is Draw.IID else without(law, taken)
     tree.laws[node, source] = rest
-    path = path_key(tree.spell(node)[1:])
+    path = branch(tree, node)
     for slot in range(width):
         if not rest.any():  # every token of positive probability is a child already
             break
-        token = rng.pick(rest, Place(position, Use.DRAFT, slot + width * source, path))
+        token = rng.pick(rest, Place(position, Use.DRAFT, slot + CAPACITY * source, path))
         tree.add(node, token, float(rest[token]), rank=slot, source=source, sampled=True)
         if draws is not Draw.IID:
             rest = without(rest, [token])
+
+
+def branch(tree: Tree, node: int) -> int:
+    """Key of a branch: twins that carry the same token still draw their children independently."""
+    path = tree.path(node)[1:]
+    return path_key(np.stack([tree.tokens[path], tree.ranks[path], tree.sources[path]], axis=1).ravel().tolist())
 
 
 def kind(draws: Draw, sampler: Sampler) -> Draw:

@@ -51,7 +51,8 @@ def refuse_in_turn(
     for slot, child in enumerate(children):
         token, source = int(tree.tokens[child]), int(tree.sources[child])
         q = laws[source] if source in laws else tree.law(int(tree.parents[child]), child)
-        if rng.flip(min(1.0, r[token] / q[token]), Place(position, Use.ACCEPT, slot)):
+        chance = r[token] / q[token] if r[token] < q[token] else float(r[token] > 0)
+        if rng.flip(chance, Place(position, Use.ACCEPT, slot)):
             return child, r
         r = residual(r, q)
         laws[source] = q if replacement else drop(q, token)

@@ -1,0 +1,109 @@
+"""The front door: a model, a recipe, and text in and out."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from sapwood import profile
+from sapwood.completion import Completion, Step, collect
+from sapwood.engine import Engine
+from sapwood.output import steps
+from sapwood.protocols import Backend
+from sapwood.recipe import Recipe
+from sapwood.recipes import resolve
+from sapwood.request import read_chat, read_prompt, read_sampling
+from sapwood.text import Text
+
+
+def silent(message: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+class LLM:
+    """A model that answers through a token tree; the text is plain decoding's own under the recipe's guarantee."""
+
+    def __init__(
+        self,
+        model: str | Backend = "smollm2",  # built in; a Hub id, a local folder, a .gguf file; or a backend
+        recipe: str | Recipe = "auto",  # a name, a spelling, or a recipe
+        *,
+        device: str | None = None,  # None: a GPU where there is one
+        dtype: str | None = None,  # None: float16 on a GPU, float32 on a CPU
+        threads: int | None = None,
+        progress: Callable[[str], None] | None = None,  # told what takes long
+        drafter: str | None = None,  # these five replace single parts of the recipe
+        policy: str | None = None,
+        verifier: str | None = None,
+        controller: str | None = None,
+        estimator: str | None = None,
+        text: Text | None = None,  # tokenizer of a backend given as `model`
+    ) -> None:
+        parts = {"drafter": drafter, "policy": policy, "verifier": verifier, "controller": controller}
+        made = resolve(recipe, estimator=estimator, **parts)  # before anything slow: a misspelling fails at once
+        self.progress = progress or silent
+        self._where = {"device": device, "dtype": dtype, "threads": threads}
+        self.target, self.text = self._load(model) if isinstance(model, str) else (model, text)
+        self.profile = profile.Profile.open(self.target.info)
+        self._build(made)
+
+    def _load(self, model: str) -> tuple[Backend, Text]:
+        self.progress("starting torch")
+        from sapwood.backends.torch.load import load
+
+        backend, folder = load(model, progress=self.progress, **self._where)  # type: ignore[arg-type]
+        return backend, Text.load(folder)
+
+    def _build(self, recipe: Recipe) -> None:
+        if not self.profile.measured and getattr(recipe.controller, "priced", False):
+            self.profile.measure(self.target, profile.QUICK, profile.QUICK_S, self.progress)
+        self.engine = Engine(self.target, recipe, self.profile.curve, lambda name: self._load(name)[0])
+
+    @property
+    def recipe(self) -> Recipe:
+        """The parts that decode."""
+        return self.engine.recipe
+
+    def with_recipe(self, recipe: str | Recipe, **overrides: str | None) -> "LLM":
+        """The same loaded model under another recipe."""
+        other = copy.copy(self)
+        other._build(resolve(recipe, **overrides))
+        return other
+
+    # ------------------------------------------------------------------------------- requests
+    def generate(self, prompt: str | Sequence[int], *, raw: bool = False, **sampling: Any) -> Completion:
+        """Answer a prompt: one user turn, or a text to continue verbatim if `raw` or given as tokens."""
+        return collect(self.stream(prompt, raw=raw, **sampling))
+
+    def stream(self, prompt: str | Sequence[int], *, raw: bool = False, **sampling: Any) -> Iterator[Step]:
+        """The same, round by round."""
+        return self._decode(read_prompt(prompt, self.target.info, self.text, raw=raw), sampling)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Completion:
+        """The assistant's next turn in a conversation of {"role", "content"} messages."""
+        return collect(self.stream_chat(messages, **sampling))
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[Step]:
+        """The same, round by round."""
+        return self._decode(read_chat(messages, self.target.info, self.text), sampling)
+
+    def _decode(self, prompt: list[int], options: Mapping[str, Any]) -> Iterator[Step]:
+        sampling = read_sampling(options, self.target.info, self.text)
+        room = self.target.info.context - len(prompt)
+        sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return self._kept(steps(self.engine, prompt, sampling, self.text, measured=self.profile.measured))
+
+    def _kept(self, running: Iterator[Step]) -> Iterator[Step]:
+        yield from running
+        self.profile.keep()
+
+    # ------------------------------------------------------------------------------- lifetime
+    def close(self) -> None:
+        """Store what was learned about this machine."""
+        self.profile.keep(at_once=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,99 @@
+"""The named recipes: published systems as combinations of parts, with their papers' defaults."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from sapwood import methods
+from sapwood.errors import SapwoodError
+from sapwood.part import Part, options
+from sapwood.recipe import Recipe, build, parse
+from sapwood.spelling import read
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRecipe:
+    """A system of the literature, from parts."""
+
+    name: str
+    system: str  # as its authors call it
+    paper: str  # arXiv id, empty where there is none
+    recipe: str  # its spelling
+    training: str = "none"  # what must be trained before it can run
+
+
+RECIPES: dict[str, NamedRecipe] = {
+    entry.name: entry
+    for entry in (
+        NamedRecipe(
+            "auto", "sapwood", "", "merge(drafters=[suffix, ngram, recycling]) + best + match + goodput"
+        ),
+        NamedRecipe("plain", "plain decoding", "", "ngram + chain + match + fixed(nodes=0)"),
+        NamedRecipe(
+            "pld", "Prompt Lookup Decoding", "", "ngram + chain + match + fixed(nodes=10, depth=10, width=1)"
+        ),
+        NamedRecipe(
+            "suffix",
+            "SuffixDecoding",
+            "2411.04975",
+            "suffix + best(estimator=raw) + match + fixed(nodes=32, depth=24, width=4)",
+        ),
+        NamedRecipe(
+            "recycling",
+            "Token Recycling",
+            "2408.08696",
+            "recycling + best(estimator=raw) + match + fixed(nodes=80, depth=6, width=8)",
+        ),
+        NamedRecipe(
+            "speculative",
+            "speculative sampling",
+            "2211.17192",
+            "recycling(draws=iid) + chain + speculative + fixed(nodes=5, depth=5, width=1)",
+        ),
+        NamedRecipe(
+            "specinfer",
+            "SpecInfer",
+            "2305.09781",
+            "recycling(draws=iid) + static(shape=[1, 1, 3, 1, 1, 1, 1, 1]) + mss + fixed(nodes=20, depth=8, width=3)",
+        ),
+        NamedRecipe(
+            "eagle2",
+            "EAGLE-2",
+            "2406.16858",
+            "recycling + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
+        ),
+    )
+}
+
+
+def named(text: str) -> str:
+    """The spelling of a recipe's name; a spelling is returned as it is."""
+    word = text.strip()
+    if word in RECIPES:
+        return RECIPES[word].recipe
+    if "+" not in word and "(" not in word and not any(word in methods.names(family) for family in methods.FAMILIES):
+        raise SapwoodError(
+            f"unknown recipe {text!r}; known: {', '.join(RECIPES)}, or spell one as drafter + policy + verifier + controller"
+        )
+    return text
+
+
+def resolve(recipe: str | Recipe, *, estimator: str | None = None, **overrides: str | None) -> Recipe:
+    """The recipe of this name or spelling, with single parts replaced by others; an estimator goes to the policy."""
+    if isinstance(recipe, str):
+        made = parse(named(recipe), **overrides)
+    else:
+        made = dataclasses.replace(recipe, **parts(overrides))
+    return made if estimator is None else dataclasses.replace(made, policy=valued(made.policy, estimator))
+
+
+def parts(overrides: dict[str, str | None]) -> dict[str, Part]:
+    """The parts that these spellings name, by family."""
+    return {family: build(family, read(text)) for family, text in overrides.items() if text is not None}
+
+
+def valued(policy: Part, estimator: str) -> Part:
+    """The policy with another estimator."""
+    if "estimator" not in [option.name for option in options(policy)]:
+        raise SapwoodError(f"policy {policy} takes no estimator; use one that does, such as best or beam")
+    made: Part = dataclasses.replace(policy, estimator=build("estimator", read(estimator)))  # type: ignore[type-var]
+    return made

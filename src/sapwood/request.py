@@ -1,0 +1,99 @@
+"""Reads what a caller asks for: prompts of several forms, sampling options, conversations."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sapwood.errors import SapwoodError
+from sapwood.records import BackendInfo
+from sapwood.sampling import Sampling
+from sapwood.text import Text
+
+WHOLE = ("top_k", "max_tokens", "min_tokens", "seed", "logprobs")  # options that count something
+KNOWN = tuple(option.name for option in dataclasses.fields(Sampling))
+
+
+def read_sampling(options: Mapping[str, Any], info: BackendInfo, text: Text | None) -> Sampling:
+    """The sampling of a request; None leaves an option at its default, the model's own ends of text are added."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in KNOWN:
+            raise SapwoodError(f"unknown option {name!r}; known: {', '.join(KNOWN)}")
+    for name in WHOLE:
+        if name in given and not is_whole(given[name]):
+            raise SapwoodError(f"{name}={given[name]!r} must be a whole number")
+    if given.get("logprobs", 0) < 0:
+        raise SapwoodError(f"logprobs={given['logprobs']} must be at least 0")
+    given["stop"] = read_stops(given.get("stop", ()), text)
+    for name in ("stop_ids", "banned", "logit_bias"):
+        check_ids(given.get(name, ()), name, info)
+    given["stop_ids"] = tuple(dict.fromkeys((*(text.eos if text else ()), *given.get("stop_ids", ()))))
+    return Sampling(**given)
+
+
+def read_stops(stop: Any, text: Text | None) -> tuple[str, ...]:
+    """Stop strings from one or several."""
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or any(not isinstance(item, str) or not item for item in stops):
+        raise SapwoodError(f"stop={stop!r} must be a text or a list of texts, none of them empty")
+    if stops and text is None:
+        raise SapwoodError("stop strings need a tokenizer, which this backend came without; use stop_ids")
+    return tuple(stops)
+
+
+def check_ids(tokens: Any, name: str, info: BackendInfo) -> None:
+    """Refuse what is not a collection of tokens of the model's vocabulary."""
+    if not isinstance(tokens, Sequence | Mapping) or isinstance(tokens, str | bytes):
+        raise SapwoodError(f"{name}={tokens!r} must hold token ids")
+    for token in tokens:
+        if not is_whole(token) or not 0 <= token < info.vocab:
+            raise SapwoodError(f"{name} holds {token!r}, but the tokens of {info.model} are 0 to {info.vocab - 1}")
+    if isinstance(tokens, Mapping) and not all(isinstance(bias, int | float) for bias in tokens.values()):
+        raise SapwoodError(f"{name}={tokens!r} must map token ids to numbers")
+
+
+def read_prompt(prompt: str | Sequence[int], info: BackendInfo, text: Text | None, *, raw: bool) -> list[int]:
+    """Tokens of a prompt: one user turn where the model knows turns, verbatim if `raw` or given as tokens."""
+    if not isinstance(prompt, str):
+        check_ids(prompt, "the prompt", info)
+        return fitting(list(prompt), info)
+    if text is None:
+        raise SapwoodError("a text prompt needs a tokenizer, which this backend came without; give a list of tokens")
+    if not prompt:
+        raise SapwoodError("the prompt is empty; write at least one character")
+    if raw or text.template is None:
+        return fitting(text.encode(prompt), info)
+    return read_chat([{"role": "user", "content": prompt}], info, text)
+
+
+def read_chat(messages: Sequence[Mapping[str, Any]], info: BackendInfo, text: Text | None) -> list[int]:
+    """Tokens of a conversation, up to where the assistant speaks next."""
+    if text is None:
+        raise SapwoodError("a chat needs a tokenizer, which this backend came without; give a list of tokens")
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise SapwoodError("messages must be a list of at least one {'role': ..., 'content': ...}")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise SapwoodError(f"message {message!r} must have a role and a content")
+    return fitting(text.chat(messages), info)
+
+
+def fitting(tokens: list[int], info: BackendInfo) -> list[int]:
+    """The same tokens, if the model can read them and still say something."""
+    if not tokens:
+        raise SapwoodError("the prompt holds no tokens; give at least one")
+    if len(tokens) >= info.context:
+        raise SapwoodError(
+            f"the prompt has {len(tokens)} tokens, but {info.model} holds {info.context} with its answer; shorten it"
+        )
+    if max(tokens) >= info.vocab:
+        raise SapwoodError(
+            f"the tokenizer made token {max(tokens)}, but {info.model} knows {info.vocab} tokens; "
+            "use the tokenizer that belongs to the model"
+        )
+    return tokens
+
+
+def is_whole(value: Any) -> bool:
+    """True for an int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,49 @@
+"""Every legal combination of draws, policy and verifier on a toy draft model."""
+
+import itertools
+from collections.abc import Iterator
+
+from sapwood import methods
+from sapwood.backends.toy import Toy
+from sapwood.controllers.fixed import Fixed
+from sapwood.drafters.model import Model
+from sapwood.errors import Unsound
+from sapwood.part import Part
+from sapwood.policies.groups import Groups
+from sapwood.policies.static import Static
+from sapwood.protocols import Controller
+from sapwood.recipe import Recipe
+from sapwood.records import Draw
+
+SMALL = Fixed(nodes=4, depth=2, width=2)  # small enough to enumerate, large enough to branch and to prune
+SHAPED: dict[str, Part] = {"static": Static(shape=[2, 1]), "groups": Groups(floor=0.3)}
+
+
+def part(family: str, name: str) -> Part:
+    """A part by name, with options that make a toy tree interesting."""
+    return SHAPED.get(name) or methods.lookup(family, name)()
+
+
+def combine(draws: Draw, policy: str, verifier: str, controller: Controller = SMALL) -> Recipe:
+    """A recipe over a toy draft model."""
+    drafter = Model(model=Toy("draft"), draws=draws)
+    return Recipe(drafter, part("policy", policy), part("verifier", verifier), controller)  # type: ignore[arg-type]
+
+
+def combinations() -> Iterator[tuple[Draw, str, str]]:
+    """Every (draws, policy, verifier), legal or not; greedy is left to temperature 0."""
+    verifiers = [name for name in methods.names("verifier") if name != "greedy"]
+    yield from itertools.product(Draw, methods.names("policy"), verifiers)
+
+
+def legal(draws: Draw, policy: str, verifier: str) -> bool:
+    """True when the recipe can be built."""
+    try:
+        combine(draws, policy, verifier)
+    except Unsound:
+        return False
+    return True
+
+
+LEGAL = [combination for combination in combinations() if legal(*combination)]
+ILLEGAL = [combination for combination in combinations() if not legal(*combination)]

@@ -1,0 +1,108 @@
+"""Every recipe that can be built has the target's exact law; every one that cannot would be biased."""
+
+import pytest
+
+from sapwood.backends.toy import Toy
+from sapwood.controllers.ema import Ema
+from sapwood.controllers.fixed import Fixed
+from sapwood.controllers.goodput import Goodput
+from sapwood.controllers.heuristic import Heuristic
+from sapwood.drafters.model import Model
+from sapwood.errors import SapwoodError, Unsound
+from sapwood.policies.static import Static
+from sapwood.protocols import Controller
+from sapwood.recipe import Recipe
+from sapwood.records import Draw, Guarantee
+from sapwood.sampling import Sampling
+from sapwood.testing import law_error
+from sapwood.verifiers.mixed import Mixed
+from sapwood.verifiers.mss import Mss
+from sapwood.verifiers.rrs import Rrs
+from tests.recipes import ILLEGAL, LEGAL, combine
+
+EXACT = 1e-12
+
+
+def spelled(combination: tuple[Draw, str, str]) -> str:
+    draws, policy, verifier = combination
+    return f"{draws.value}-{policy}-{verifier}"
+
+
+@pytest.mark.parametrize("combination", LEGAL, ids=spelled)
+def test_every_legal_combination_has_the_targets_law(combination: tuple[Draw, str, str]) -> None:
+    recipe = combine(*combination)
+    assert recipe.guarantee in (Guarantee.TEXT, Guarantee.LAW)
+    assert law_error(recipe, Toy("a")) <= EXACT
+
+
+@pytest.mark.parametrize("salt", "bcde")
+@pytest.mark.parametrize("combination", [row for row in LEGAL if row[1] in ("chain", "static")], ids=spelled)
+def test_the_law_holds_on_other_targets(combination: tuple[Draw, str, str], salt: str) -> None:
+    assert law_error(combine(*combination), Toy(salt)) <= EXACT
+
+
+@pytest.mark.parametrize("combination", ILLEGAL, ids=spelled)
+def test_illegal_combinations_cannot_be_built(combination: tuple[Draw, str, str]) -> None:
+    with pytest.raises(Unsound, match="use "):
+        combine(*combination)
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [Heuristic(start=1, most=2, nodes=4, width=2), Ema(most=2, nodes=4, width=2), Goodput(nodes=4, depth=2, width=2)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("draws", "policy", "verifier"),
+    [
+        (Draw.TOPK, "best", "match"),
+        (Draw.TOPK, "beam", "naive"),
+        (Draw.SWOR, "groups", "rrs"),
+        (Draw.IID, "chain", "speculative"),
+        (Draw.MIXED, "groups", "mixed"),
+    ],
+)
+def test_adaptive_budgets_keep_the_law_over_two_rounds(
+    draws: Draw, policy: str, verifier: str, controller: Controller
+) -> None:
+    recipe = combine(draws, policy, verifier, controller)
+    assert law_error(recipe, rounds=2, horizon=3) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("draws", "verifier"), [(Draw.IID, Mss()), (Draw.SWOR, Rrs()), (Draw.MIXED, Mixed())], ids=lambda value: str(value)
+)
+def test_wide_trees_keep_the_law(draws: Draw, verifier: Mss | Rrs | Mixed) -> None:
+    recipe = Recipe(Model(model=Toy("draft", vocab=4), draws=draws), Static(shape=[3]), verifier, Fixed(width=3))
+    assert law_error(recipe, Toy("wide", vocab=4), horizon=2) <= EXACT
+
+
+SAMPLINGS = [
+    Sampling(temperature=0.7, max_tokens=4),
+    Sampling(temperature=1.0, top_k=2, max_tokens=4),
+    Sampling(temperature=1.3, top_p=0.8, max_tokens=4),
+    Sampling(temperature=1.0, min_p=0.3, max_tokens=4),
+    Sampling(temperature=1.0, repetition_penalty=1.5, max_tokens=4),
+    Sampling(temperature=1.0, frequency_penalty=0.7, presence_penalty=0.4, max_tokens=4),
+    Sampling(temperature=1.0, logit_bias={1: 1.5}, banned=[2], max_tokens=4),
+    Sampling(temperature=1.0, min_tokens=2, stop_ids=[0], max_tokens=4),
+    Sampling(temperature=0.0, repetition_penalty=1.5, max_tokens=4),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
+@pytest.mark.parametrize(
+    ("draws", "policy", "verifier"),
+    [(Draw.TOPK, "best", "match"), (Draw.SWOR, "static", "rrs"), (Draw.IID, "static", "mss"), (Draw.MIXED, "static", "mixed")],
+)
+def test_every_sampling_option_applies_along_the_path(
+    sampling: Sampling, draws: Draw, policy: str, verifier: str
+) -> None:
+    assert law_error(combine(draws, policy, verifier), sampling=sampling) <= EXACT
+
+
+def test_greedy_verifier_refuses_sampling() -> None:
+    recipe = combine(Draw.TOPK, "best", "greedy")
+    with pytest.raises(SapwoodError, match="use match"):
+        law_error(recipe)
+    assert law_error(recipe, sampling=Sampling(max_tokens=4)) == 0
