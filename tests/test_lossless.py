@@ -93,7 +93,12 @@ SAMPLINGS = [
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
 @pytest.mark.parametrize(
     ("draws", "policy", "verifier"),
-    [(Draw.TOPK, "best", "match"), (Draw.SWOR, "static", "rrs"), (Draw.IID, "static", "mss"), (Draw.MIXED, "static", "mixed")],
+    [
+        (Draw.TOPK, "best", "match"),
+        (Draw.SWOR, "static", "rrs"),
+        (Draw.IID, "static", "mss"),
+        (Draw.MIXED, "static", "mixed"),
+    ],
 )
 def test_every_sampling_option_applies_along_the_path(
     sampling: Sampling, draws: Draw, policy: str, verifier: str

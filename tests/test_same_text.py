@@ -25,7 +25,9 @@ SAMPLINGS = [
 ]
 
 
-def text_of(policy: Any, verifier: Any, sampling: Sampling, seed: int, controller: Any = None, draws: Draw = Draw.TOPK) -> list[int]:
+def text_of(
+    policy: Any, verifier: Any, sampling: Sampling, seed: int, controller: Any = None, draws: Draw = Draw.TOPK
+) -> list[int]:
     """The first tokens of a recipe on the toy target."""
     drafter = Model(model=Toy("draft"), draws=draws)
     recipe = Recipe(drafter, policy, verifier, controller or Fixed(nodes=5, depth=3, width=2))
@@ -44,7 +46,9 @@ def test_text_is_plain_decodings(policy: str, controller: str, sampling: Samplin
     for seed in range(3):
         plain = text_of(part("policy", "chain"), part("verifier", "match"), sampling, seed, Fixed(nodes=0))
         for draws in Draw:
-            ours = text_of(part("policy", policy), part("verifier", "match"), sampling, seed, part("controller", controller), draws)
+            ours = text_of(
+                part("policy", policy), part("verifier", "match"), sampling, seed, part("controller", controller), draws
+            )
             assert ours == plain
 
 

@@ -5,10 +5,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from sapwood import profile
 from sapwood.completion import Completion, Step, collect
 from sapwood.engine import Engine
 from sapwood.output import steps
+from sapwood.profile import Profile
 from sapwood.protocols import Backend
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
@@ -44,7 +44,7 @@ class LLM:
         self.progress = progress or silent
         self._where = {"device": device, "dtype": dtype, "threads": threads}
         self.target, self.text = self._load(model) if isinstance(model, str) else (model, text)
-        self.profile = profile.Profile.open(self.target.info)
+        self.profile = Profile.open(self.target.info)
         self._build(made)
 
     def _load(self, model: str) -> tuple[Backend, Text]:
@@ -56,7 +56,7 @@ class LLM:
 
     def _build(self, recipe: Recipe) -> None:
         if not self.profile.measured and getattr(recipe.controller, "priced", False):
-            self.profile.measure(self.target, profile.QUICK, profile.QUICK_S, self.progress)
+            self.profile.measure(self.target, self.progress, quick=True)
         self.engine = Engine(self.target, recipe, self.profile.curve, lambda name: self._load(name)[0])
 
     @property

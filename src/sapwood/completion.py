@@ -90,12 +90,15 @@ class Completion:
 
 def collect(steps: Iterable[Step]) -> Completion:
     """All steps of a request as one."""
-    text, tokens, logs = [], [], []
+    text: list[str] = []
+    tokens: list[int] = []
+    logs: list[Logprob] = []
     for step in steps:
         text.append(step.text)
         tokens += step.tokens
         logs += step.logprobs
-    assert step.finish is not None and step.stats is not None
+    assert step.finish is not None
+    assert step.stats is not None
     return Completion("".join(text), tokens, step.finish, step.stats, logs or None)
 
 
@@ -144,5 +147,5 @@ class Tally:
 
 
 def ratio(part: float, whole: float) -> float:
-    """part / whole, or 0 of nothing."""
+    """The share `part` / `whole`, 0 of nothing."""
     return part / whole if whole else 0.0

@@ -5,7 +5,7 @@ baseline and a method share every line that is timed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from sapwood.cost import CostCurve, flat
@@ -37,7 +37,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.recipe = self.recipe.bind(Setting(self.target, self.cost, self.load))
 
-    def rounds(self, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> Iterator[Outcome]:
+    def rounds(self, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> Generator[Outcome]:
         """Decode one request, round by round, until the caller has enough or the context is full."""
         decoding = Decoding(self, prompt, sampling, rng)
         try:
@@ -65,7 +65,7 @@ class Decoding:
 
     def draft(self, most: int = CAPACITY - 1) -> Work:
         """Grow and prune this round's tree, of at most `most` nodes besides the root."""
-        self.clock.lap("other")
+        self.clock.restart()  # what the caller did since the last round is not ours
         budget = self.controller.budget().within(*self.room(most))
         self.grown = grow(self.root, self.drafter, self.policy, budget, self.rng)
         self.tree = self.policy.prune(self.grown, budget)
@@ -81,9 +81,12 @@ class Decoding:
         self.clock.lap("verify")
         outcome = Outcome(self.grown, self.tree, verdict, scores, context, self.clock.split())
         self.sampler.commit(outcome.tokens)
-        for part in (self.drafter, self.policy, self.controller):
-            part.observe(outcome)
+        self.drafter.observe(outcome)
+        self.clock.lap("draft")  # what a drafter spends on learning is part of its price, booked with the next round
+        self.policy.observe(outcome)
+        self.controller.observe(outcome)
         self.root = verdict.bonus
+        self.clock.lap("other")
         return outcome
 
     def room(self, most: int) -> tuple[int, int]:
@@ -116,6 +119,10 @@ class Clock:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.last = now, now()
         self.stages = {"draft": 0.0, "verify": 0.0, "other": 0.0}
+
+    def restart(self) -> None:
+        """Leave the time since the last lap out of the books."""
+        self.last = self.now()
 
     def lap(self, stage: str) -> None:
         """Book the time since the last lap under this stage."""

@@ -4,6 +4,7 @@ Other packages add lines through the entry-point group `sapwood.methods`, with n
 `policy.mine`; built-ins win, so an add-on cannot replace a proven part by accident.
 """
 
+import functools
 import importlib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
@@ -78,6 +79,7 @@ def family_of(name: str) -> str:
     raise SapwoodError(f"unknown part {name!r}; `sapwood methods` lists every part and recipe")
 
 
+@functools.cache  # a look at every installed package takes milliseconds
 def addons() -> dict[str, EntryPoint]:
     """Parts registered by other packages."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}

@@ -60,11 +60,15 @@ def steps(
     """Decode one request; time that the caller spends between two steps is not counted."""
     output = Output(sampling, Detokenizer(text, prompt) if text else None)
     tally, step = Tally(), None
+    # a controller that prices its trees refines the curve itself; for the others it is followed here
+    watched = measured and not getattr(engine.recipe.controller, "priced", False)
     with closing(engine.rounds(prompt, sampling, Keyed(sampling.seed))) as rounds:  # type: ignore[type-var]
         while step is None or not step.done:
             start = time.perf_counter()
             outcome: Outcome = next(rounds)
             pieces = output.push(outcome)
+            if watched:
+                engine.cost.observe(len(outcome.tree), outcome.context, outcome.times.verify)
             tally.count(outcome, pieces, engine.cost.seconds(1, outcome.context))
             found = () if sampling.logprobs is None else logprobs(outcome, len(pieces), sampling.logprobs)
             spent = time.perf_counter() - start
@@ -91,5 +95,5 @@ def describe(logits: FloatArray, token: int, top: int) -> Logprob:
     raw = logits.astype(np.float64)
     peak = raw.max()
     logs = raw - peak - np.log(np.exp(raw - peak).sum())
-    best = np.argsort(-logs, kind="stable")[:top] if top else []
-    return Logprob(token, float(logs[token]), tuple((int(other), float(logs[other])) for other in best))
+    best: list[int] = np.argsort(-logs, kind="stable")[:top].tolist()
+    return Logprob(token, float(logs[token]), tuple((other, float(logs[other])) for other in best))

@@ -86,5 +86,5 @@ def spell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(spell(item) for item in value) + "]"
     if isinstance(value, str):
-        return repr(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f'"{value}"' if "'" in value else f"'{value}'"  # as it is: the reader knows no escapes
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

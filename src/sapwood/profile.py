@@ -19,12 +19,13 @@ from sapwood.records import BackendInfo
 from sapwood.tree import Tree
 
 Progress = Callable[[str], None]
+Times = dict[int, list[float]]  # rows -> seconds of each pass
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 8, 2, 16, 4, 32, 3, 12, 5, 24, 6, 48, 64)  # in this order: the first few already show the shape
 QUICK, FULL = (256,), (0, 256, 1024, 4096)  # contexts
 QUICK_S, FULL_S = 2.5, 8.0  # seconds of measuring per context
 DEPTH = 8  # of the trees that are timed
-SWEEPS = 3  # at least so many times each size; the first warms up and is not counted
+ENOUGH = 4  # sizes that are timed however slow the machine is
 KEEP_S = 30.0  # seconds between two savings of a curve that running requests refine
 
 
@@ -35,6 +36,7 @@ class Profile:
     path: Path
     curve: CostCurve = field(default_factory=flat)
     measured: bool = False
+    rough: bool = False  # too hasty to be stored
     _saved: float = field(default_factory=time.monotonic)  # when
     _record: dict[str, Any] = field(default_factory=dict)  # what is in the file
 
@@ -48,14 +50,16 @@ class Profile:
         except (OSError, ValueError, KeyError, TypeError):  # absent, or damaged: it is measured again
             return cls(path)
 
-    def measure(self, target: Backend, contexts: Sequence[int], seconds: float, progress: Progress) -> None:
-        """Time the target and store the curve."""
-        self.curve, self.measured = measure(target, contexts, seconds, progress), True
+    def measure(self, target: Backend, progress: Progress, *, quick: bool) -> None:
+        """Time the target and store the curve; a quick one that was too slow to be whole serves this run alone."""
+        contexts, seconds = (QUICK, QUICK_S) if quick else (FULL, FULL_S)
+        self.curve, whole = measure(target, contexts, seconds, progress)
+        self.measured, self.rough = True, quick and not whole
         self.keep(at_once=True)
 
     def keep(self, *, at_once: bool = False) -> None:
         """Store what running requests refined, now and then."""
-        if not self.measured or not (at_once or time.monotonic() - self._saved > KEEP_S):
+        if self.rough or not self.measured or not (at_once or time.monotonic() - self._saved > KEEP_S):
             return
         record = self.curve.to_json()
         if record != self._record:
@@ -70,35 +74,50 @@ def place(info: BackendInfo) -> Path:
     return cache_folder() / "profiles" / (re.sub(r"[^\w.-]+", "_", key).strip("_.") + ".json")
 
 
-def measure(target: Backend, contexts: Sequence[int], seconds: float, progress: Progress) -> CostCurve:
-    """Medians of interleaved repeats, by context and rows; about `seconds` for each context."""
+def measure(target: Backend, contexts: Sequence[int], seconds: float, progress: Progress) -> tuple[CostCurve, bool]:
+    """The curve, about `seconds` of timing for each context; and whether every cell was timed more than once."""
     info, noise = target.info, np.random.default_rng(0)
     rows = [count for count in ROWS if count <= min(info.max_nodes, info.context // 2)]
+    trees = [bush(count, info.vocab, noise) for count in rows]
     grid = sorted({min(context, max(info.context - 2 * DEPTH, 0)) for context in contexts})
     session = target.open(noise.integers(info.vocab, size=grid[-1]).tolist())
-    table = []
+    times = []
     try:
         for context in reversed(grid):  # one prompt, cut shorter each time
             progress(f"measuring passes of {info.model} at context {context}")
             session.rewind(context)
-            table.append(line(target, session, rows, seconds, noise))
+            times.append(sweep(target, session, trees, seconds))
     finally:
         session.close()
-    return CostCurve(rows, grid, table[::-1])
+    table = [line(sorted(rows), cells) for cells in reversed(times)]
+    whole = all(len(cells.get(count, ())) > 1 for cells in times for count in rows)
+    return CostCurve(sorted(rows), grid, table), whole
 
 
-def line(
-    target: Backend, session: Session, rows: Sequence[int], seconds: float, noise: np.random.Generator
-) -> list[float]:
-    """Median seconds of a pass for each number of rows at the session's length."""
-    trees = [bush(count, target.info.vocab, noise) for count in rows]
-    times: list[list[float]] = [[] for _ in rows]
-    end, sweeps = time.perf_counter() + seconds, 0
-    while sweeps < SWEEPS or time.perf_counter() < end:
-        for column in range(len(rows))[:: 1 if sweeps % 2 else -1]:  # up and down, so that drift evens out
-            times[column].append(once(target, session, trees[column]))
-        sweeps += 1
-    return [statistics.median(cell[1:]) for cell in times]
+def sweep(target: Backend, session: Session, trees: Sequence[Tree], seconds: float) -> Times:
+    """Time the trees in turn, again and again; on a slow machine only the first few of them."""
+    once(target, session, trees[0])  # warms up
+    times: Times = {}
+    start = time.perf_counter()
+    for tree in trees:
+        times[len(tree)] = [once(target, session, tree)]
+        if time.perf_counter() - start > 2 * seconds and len(times) >= ENOUGH:
+            break
+    while time.perf_counter() - start < seconds:
+        for tree in trees[: len(times)]:
+            times[len(tree)].append(once(target, session, tree))
+    return times
+
+
+def line(rows: Sequence[int], times: Times) -> list[float]:
+    """Median seconds by rows; between and beyond the timed ones on straight lines, never above one by one."""
+    known = sorted(times)
+    medians = [statistics.median(times[count][1:] or times[count]) for count in known]
+    slope = max((medians[-1] - medians[0]) / max(known[-1] - known[0], 1), 0.0)
+    filled = np.interp(rows, known, medians) + slope * np.maximum(np.array(rows) - known[-1], 0)
+    # n rows cannot cost more than n passes of one row: what was timed above that is a busy machine
+    capped: list[float] = np.minimum(filled, medians[0] * np.array(rows)).tolist()
+    return capped
 
 
 def once(target: Backend, session: Session, tree: Tree) -> float:

@@ -48,11 +48,11 @@ class Scores(Protocol):
     def topk(self, count: int) -> tuple[IntArray, FloatArray]:
         """Best next tokens of each node and their log-probabilities, both [n, count]."""
 
-    def logits(self, node: int) -> FloatArray:
-        """Raw logits after this node, [vocab]."""
+    def logits(self, row: int) -> FloatArray:
+        """Raw logits after this row's node, [vocab]; row i is node `since + i`."""
 
-    def hidden(self, nodes: Sequence[int]) -> Any:
-        """Hidden states of these nodes, on the device; only if "hidden" is in info.provides."""
+    def hidden(self, rows: Sequence[int]) -> Any:
+        """Hidden states of these rows, on the device; only if "hidden" is in info.provides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,8 @@ class Part(Protocol):
 class Drafter(Part, Protocol):
     """Proposes children of a node."""
 
+    source_: int  # the drafter's bit in `Tree.sources`; 0 unless several drafters share a tree
+
     @property
     def draws(self) -> Draw:
         """How siblings are chosen."""
@@ -124,7 +126,8 @@ class Drafter(Part, Protocol):
         """What the target's backend must provide."""
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
-        """Add children to these nodes, at most the given number each; leave all other nodes alone."""
+        """Add children to these nodes, at most the given number each (from each of several merged drafters);
+        leave all other nodes alone."""
 
 
 class Policy(Part, Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sapwood import methods
 from sapwood.errors import SapwoodError
 from sapwood.part import Part, options
+from sapwood.protocols import Policy
 from sapwood.recipe import Recipe, build, parse
 from sapwood.spelling import read
 
@@ -24,13 +25,9 @@ class NamedRecipe:
 RECIPES: dict[str, NamedRecipe] = {
     entry.name: entry
     for entry in (
-        NamedRecipe(
-            "auto", "sapwood", "", "merge(drafters=[suffix, ngram, recycling]) + best + match + goodput"
-        ),
+        NamedRecipe("auto", "sapwood", "", "merge(drafters=[suffix, ngram, recycling]) + best + match + goodput"),
         NamedRecipe("plain", "plain decoding", "", "ngram + chain + match + fixed(nodes=0)"),
-        NamedRecipe(
-            "pld", "Prompt Lookup Decoding", "", "ngram + chain + match + fixed(nodes=10, depth=10, width=1)"
-        ),
+        NamedRecipe("pld", "Prompt Lookup Decoding", "", "ngram + chain + match + fixed(nodes=10, depth=10, width=1)"),
         NamedRecipe(
             "suffix",
             "SuffixDecoding",
@@ -72,7 +69,8 @@ def named(text: str) -> str:
         return RECIPES[word].recipe
     if "+" not in word and "(" not in word and not any(word in methods.names(family) for family in methods.FAMILIES):
         raise SapwoodError(
-            f"unknown recipe {text!r}; known: {', '.join(RECIPES)}, or spell one as drafter + policy + verifier + controller"
+            f"unknown recipe {text!r}; known: {', '.join(RECIPES)}; "
+            "or spell one as drafter + policy + verifier + controller"
         )
     return text
 
@@ -82,8 +80,10 @@ def resolve(recipe: str | Recipe, *, estimator: str | None = None, **overrides: 
     if isinstance(recipe, str):
         made = parse(named(recipe), **overrides)
     else:
-        made = dataclasses.replace(recipe, **parts(overrides))
-    return made if estimator is None else dataclasses.replace(made, policy=valued(made.policy, estimator))
+        made = dataclasses.replace(recipe, **parts(overrides))  # type: ignore[arg-type]
+    if estimator is not None:
+        made = dataclasses.replace(made, policy=valued(made.policy, estimator))
+    return made
 
 
 def parts(overrides: dict[str, str | None]) -> dict[str, Part]:
@@ -91,9 +91,8 @@ def parts(overrides: dict[str, str | None]) -> dict[str, Part]:
     return {family: build(family, read(text)) for family, text in overrides.items() if text is not None}
 
 
-def valued(policy: Part, estimator: str) -> Part:
+def valued(policy: Policy, estimator: str) -> Policy:
     """The policy with another estimator."""
-    if "estimator" not in [option.name for option in options(policy)]:
+    if not isinstance(policy, Part) or "estimator" not in [option.name for option in options(policy)]:
         raise SapwoodError(f"policy {policy} takes no estimator; use one that does, such as best or beam")
-    made: Part = dataclasses.replace(policy, estimator=build("estimator", read(estimator)))  # type: ignore[type-var]
-    return made
+    return dataclasses.replace(policy, estimator=build("estimator", read(estimator)))  # type: ignore[type-var]

@@ -73,7 +73,7 @@ class Budget:
     def within(self, nodes: int, depth: int) -> "Budget":
         """The same budget with these caps; a cap of zero is plain decoding."""
         nodes, depth = min(self.nodes, nodes), min(self.depth, depth)
-        if nodes <= 0 or depth <= 0:
+        if min(nodes, depth, self.width) <= 0:
             return NO_NODES
         return replace(self, nodes=nodes, depth=depth)
 

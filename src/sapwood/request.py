@@ -7,14 +7,25 @@ from typing import Any
 from sapwood.errors import SapwoodError
 from sapwood.records import BackendInfo
 from sapwood.sampling import Sampling
-from sapwood.text import Text
+from sapwood.text import Text, check_unicode
 
 WHOLE = ("top_k", "max_tokens", "min_tokens", "seed", "logprobs")  # options that count something
 KNOWN = tuple(option.name for option in dataclasses.fields(Sampling))
 
 
 def read_sampling(options: Mapping[str, Any], info: BackendInfo, text: Text | None) -> Sampling:
-    """The sampling of a request; None leaves an option at its default, the model's own ends of text are added."""
+    """The sampling of a request; the model's own ends of text are added."""
+    sampling = check_options(options)
+    if sampling.stop and text is None:
+        raise SapwoodError("stop strings need a tokenizer, which this backend came without; use stop_ids")
+    for name in ("stop_ids", "banned", "logit_bias"):
+        check_ids(getattr(sampling, name), name, info)
+    ends = (*(text.eos if text else ()), *sampling.stop_ids)
+    return dataclasses.replace(sampling, stop_ids=tuple(dict.fromkeys(ends)))
+
+
+def check_options(options: Mapping[str, Any]) -> Sampling:
+    """Sampling options by name, checked as far as that needs no model; None leaves one at its default."""
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in KNOWN:
@@ -24,20 +35,15 @@ def read_sampling(options: Mapping[str, Any], info: BackendInfo, text: Text | No
             raise SapwoodError(f"{name}={given[name]!r} must be a whole number")
     if given.get("logprobs", 0) < 0:
         raise SapwoodError(f"logprobs={given['logprobs']} must be at least 0")
-    given["stop"] = read_stops(given.get("stop", ()), text)
-    for name in ("stop_ids", "banned", "logit_bias"):
-        check_ids(given.get(name, ()), name, info)
-    given["stop_ids"] = tuple(dict.fromkeys((*(text.eos if text else ()), *given.get("stop_ids", ()))))
+    given["stop"] = read_stops(given.get("stop", ()))
     return Sampling(**given)
 
 
-def read_stops(stop: Any, text: Text | None) -> tuple[str, ...]:
+def read_stops(stop: Any) -> tuple[str, ...]:
     """Stop strings from one or several."""
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or any(not isinstance(item, str) or not item for item in stops):
         raise SapwoodError(f"stop={stop!r} must be a text or a list of texts, none of them empty")
-    if stops and text is None:
-        raise SapwoodError("stop strings need a tokenizer, which this backend came without; use stop_ids")
     return tuple(stops)
 
 
@@ -59,14 +65,20 @@ def read_prompt(prompt: str | Sequence[int], info: BackendInfo, text: Text | Non
         return fitting(list(prompt), info)
     if text is None:
         raise SapwoodError("a text prompt needs a tokenizer, which this backend came without; give a list of tokens")
-    if not prompt:
-        raise SapwoodError("the prompt is empty; write at least one character")
+    check_text(prompt)
     if raw or text.template is None:
         return fitting(text.encode(prompt), info)
     return read_chat([{"role": "user", "content": prompt}], info, text)
 
 
-def read_chat(messages: Sequence[Mapping[str, Any]], info: BackendInfo, text: Text | None) -> list[int]:
+def check_text(prompt: str) -> None:
+    """Refuse a prompt that says nothing or is no text."""
+    if not prompt:
+        raise SapwoodError("the prompt is empty; write at least one character")
+    check_unicode(prompt)
+
+
+def read_chat(messages: Any, info: BackendInfo, text: Text | None) -> list[int]:
     """Tokens of a conversation, up to where the assistant speaks next."""
     if text is None:
         raise SapwoodError("a chat needs a tokenizer, which this backend came without; give a list of tokens")

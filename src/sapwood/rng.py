@@ -60,7 +60,8 @@ class Keyed:
         support = np.flatnonzero(law)
         noise = uniforms(self._key(place), len(law))[support]
         # argmax(log p - log(-log u)) = argmin(-log u / p): one division, one logarithm
-        return int(support[np.argmin(-np.log(noise) / law[support])])
+        with np.errstate(over="ignore"):  # a probability near zero waits for ever
+            return int(support[np.argmin(-np.log(noise) / law[support])])
 
     def _key(self, place: Place) -> int:
         key = self.seed

@@ -52,9 +52,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise SapwoodError(f"{name}={value!r} must be a number from {low:g} to {high:g}")
+            value, kind = getattr(self, name), "whole number" if isinstance(low, int) else "number"
+            right = int if kind == "whole number" else int | float
+            if isinstance(value, bool) or not isinstance(value, right) or not low <= value <= high:
+                raise SapwoodError(f"{name}={value!r} must be a {kind} from {low:g} to {high:g}")
         if self.top_p == 0:
             raise SapwoodError("top_p=0 keeps no token; use temperature=0 for the best token")
 

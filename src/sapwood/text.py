@@ -42,10 +42,8 @@ class Text:
 
     def encode(self, text: str, *, whole: bool = True) -> list[int]:
         """Tokens of a text; `whole` lets the tokenizer mark its beginning where the model wants that."""
-        try:
-            tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=whole).ids
-        except UnicodeEncodeError as error:
-            raise SapwoodError(f"the prompt is not valid Unicode at character {error.start}; use UTF-8") from error
+        check_unicode(text)
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=whole).ids
         return [self.bos, *tokens] if whole and self.bos is not None and tokens[:1] != [self.bos] else tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -63,6 +61,14 @@ class Text:
         if self.template is None:
             raise SapwoodError("this model has no chat template; give it one text and raw=True")
         return self.encode(render(self.template, messages, **self.specials), whole=False)
+
+
+def check_unicode(text: str) -> None:
+    """Refuse lone surrogates, which are what undecodable bytes become in arguments and JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SapwoodError(f"the text is not valid Unicode at character {error.start}; use UTF-8") from error
 
 
 class Detokenizer:
@@ -150,7 +156,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             return Tokenizer.from_file(str(path))  # 0.1 s, where AutoTokenizer takes seconds
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder).backend_tokenizer  # type: ignore[no-any-return]
+        return AutoTokenizer.from_pretrained(folder).backend_tokenizer
     except Exception as error:  # both libraries raise bare exceptions
         raise SapwoodError(f"{folder} has no tokenizer that can be read; save tokenizer.json there") from error
 

@@ -109,11 +109,14 @@ class Tree:
         return self._expanded[: self._size]
 
     # ------------------------------------------------------------------------------- growing
-    def add(self, parent: int, token: int, prob: float, *, rank: int = 0, source: int = 0, sampled: bool = False) -> int:
+    def add(
+        self, parent: int, token: int, prob: float, *, rank: int = 0, source: int = 0, sampled: bool = False
+    ) -> int:
         """Add one child and return it; a chosen token that is a chosen child already gains a source."""
-        if not sampled and (twin := self.child(parent, token)) is not None and not self._sampled[twin]:
-            self._sources[twin] |= 1 << source
-            return twin
+        if not sampled:
+            for twin in np.flatnonzero((self.parents == parent) & (self.tokens == token) & ~self.sampled):
+                self._sources[twin] |= 1 << source
+                return int(twin)
         return self._append(token, parent, prob, rank, source, sampled)
 
     def extend(self, parent: int, tokens: Sequence[int], probs: Sequence[float], *, source: int = 0) -> list[int]:

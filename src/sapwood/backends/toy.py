@@ -6,6 +6,7 @@ wrong mask, position or commit shows as a wrong law. Readable first, fast never.
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Work
+from sapwood.protocols import Scores, Work
 from sapwood.records import BackendInfo
 from sapwood.tree import ROOT, Tree
 
@@ -34,18 +35,20 @@ class ToyScores:
 
     def argmax(self) -> IntArray:
         """Best next token of each node."""
-        return np.argmax(self.rows, axis=1)
+        best: IntArray = np.argmax(self.rows, axis=1)
+        return best
 
     def topk(self, count: int) -> tuple[IntArray, FloatArray]:
         """Best next tokens and their log-probabilities."""
         best = np.argsort(-self.rows, axis=1, kind="stable")[:, :count]
         return best, np.take_along_axis(self.rows, best, axis=1)
 
-    def logits(self, node: int) -> FloatArray:
-        """Log-law after this node."""
-        return self.rows[node]
+    def logits(self, row: int) -> FloatArray:
+        """Log-law after this row's node."""
+        law: FloatArray = self.rows[row]
+        return law
 
-    def hidden(self, nodes: Sequence[int]) -> Any:
+    def hidden(self, rows: Sequence[int]) -> Any:
         """A table has no hidden states."""
         raise SapwoodError("the toy backend has no hidden states")
 
@@ -66,7 +69,7 @@ class ToySession:
     def commit(self, path: Sequence[int]) -> None:
         """Keep the tokens on this path of the last scored tree."""
         tree = self.tree
-        if tree is None or path[0] != ROOT or any(tree.parents[b] != a for a, b in zip(path, path[1:], strict=False)):
+        if tree is None or path[0] != ROOT or any(tree.parents[b] != a for a, b in itertools.pairwise(path)):
             raise ValueError(f"{list(path)} is not a path from the root of the last scored tree")
         self.tokens += tree.tokens[list(path)].tolist()
         self.tree = None
@@ -105,7 +108,7 @@ class Toy:
         """A session with these tokens committed."""
         return ToySession(list(tokens))
 
-    def score(self, work: Sequence[Work]) -> list[ToyScores]:
+    def score(self, work: Sequence[Work]) -> list[Scores]:
         """The law after each node's own path, from `since` on."""
         self.passes += 1
         return [self._score(item) for item in work]

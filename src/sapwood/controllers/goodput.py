@@ -10,6 +10,7 @@ than plain decoding would have been, drafting rests for a while and then tries a
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sapwood.cost import CostCurve
 from sapwood.part import Part
@@ -43,6 +44,8 @@ class Goodput(Part):
     patience: int = 12  # speculating rounds between two decisions
     pause: int = 8  # rounds of the first rest; each fruitless try doubles it
     longest: int = 128  # longest rest
+
+    priced: ClassVar[bool] = True  # reads the machine's cost curve, which must have been measured
 
     def bind(self, setting: Setting) -> None:
         """Take the machine's cost curve; the ledger is shared by all requests."""

@@ -48,7 +48,7 @@ def kind(draws: Draw, sampler: Sampler) -> Draw:
 
 
 def draft_law(sampler: Sampler, logits: FloatArray, path: list[int]) -> FloatArray:
-    """q after the request's own sampling along the path; the whole softmax where decoding is greedy."""
+    """Law q after the request's own sampling along the path; the whole softmax where decoding is greedy."""
     if sampler.sampling.greedy:
         return softmax(sampler.adjust(logits, path))
     return sampler.law(logits, path)

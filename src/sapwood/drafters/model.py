@@ -65,7 +65,9 @@ class Model(Part):
         for (node, width), row in zip(frontier, rows, strict=True):
             index = row - self.since_
             if best is not None:
-                tree.extend(node, best[0][index, :width].tolist(), np.exp(best[1][index, :width]).tolist(), source=self.source_)
+                tree.extend(
+                    node, best[0][index, :width].tolist(), np.exp(best[1][index, :width]).tolist(), source=self.source_
+                )
                 continue
             law = draft_law(self.sampler_, scores.logits(index), tree.spell(node)[1:])
             position = self.root_position_ + int(tree.depths[node]) + 1

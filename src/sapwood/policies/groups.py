@@ -30,7 +30,7 @@ class Groups(Part):
         """Likely nodes of the deepest level, while their groups fit the budget."""
         if tree.height >= budget.depth:
             return []
-        reach, room = value(tree, self.estimator), (budget.nodes - len(tree) + 1) // budget.width
+        reach, room = value(tree, self.estimator), max(0, budget.nodes - len(tree) + 1) // budget.width
         floor = max(self.floor, budget.width * budget.floor)
         able = [node for node in tree.level(tree.height) if not tree.expanded[node] and reach[node] >= floor]
         return [(node, budget.width) for node in sorted(able, key=lambda node: -reach[node])[:room]]

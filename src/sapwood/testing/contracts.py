@@ -15,7 +15,7 @@ from sapwood.policies.static import Static
 from sapwood.protocols import Controller, Drafter, Estimator, Policy, Request, Setting, Verifier
 from sapwood.recipe import Recipe, build
 from sapwood.records import Budget, Draw, Guarantee, Outcome, Prune
-from sapwood.rng import Keyed
+from sapwood.rng import Keyed, Rng
 from sapwood.sampling import Sampler, Sampling
 from sapwood.spelling import read
 from sapwood.testing.exact import law_error
@@ -87,7 +87,7 @@ class Watched(Part):
         """As the drafter inside."""
         return self.drafter.needs
 
-    def expand(self, tree: Tree, frontier: list[tuple[int, int]], rng: Keyed) -> None:
+    def expand(self, tree: Tree, frontier: list[tuple[int, int]], rng: Rng) -> None:
         """Let the drafter expand and look at what it did."""
         before = [column.copy() for column in (tree.tokens, tree.parents, tree.probs, tree.sampled)]
         size, asked = len(tree), {node for node, _ in frontier}
@@ -95,10 +95,15 @@ class Watched(Part):
         for old, new in zip(before, (tree.tokens, tree.parents, tree.probs, tree.sampled), strict=True):
             assert np.array_equal(old, new[:size]), f"{self.drafter} changed nodes that were there"
         added = range(size, len(tree))
-        assert all(int(tree.parents[node]) in asked for node in added), f"{self.drafter} grew a node it was not asked for"
-        assert ((tree.probs[size:] >= 0) & (tree.probs[size:] <= 1 + 1e-9)).all(), f"{self.drafter} reports no probability"
+        assert all(int(tree.parents[node]) in asked for node in added), (
+            f"{self.drafter} grew a node it was not asked for"
+        )
+        assert ((tree.probs[size:] >= 0) & (tree.probs[size:] <= 1 + 1e-9)).all(), (
+            f"{self.drafter} reports no probability"
+        )
         if self.draws is not Draw.IID:
-            pairs = [(int(tree.parents[node]), int(tree.tokens[node]), bool(tree.sampled[node])) for node in added]
+            twins = (tree.parents, tree.tokens, tree.sampled, tree.sources)
+            pairs = [tuple(int(column[node]) for column in twins) for node in added]
             assert len(set(pairs)) == len(pairs), f"{self.drafter} proposed a sibling twice"
 
 

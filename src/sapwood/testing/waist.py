@@ -24,7 +24,7 @@ def check_backend(backend: Backend, seed: int = 0, tolerance: float = 1e-4) -> N
 # ------------------------------------------------------------------------------------- helpers
 def text(backend: Backend, rng: np.random.Generator, count: int) -> list[int]:
     """Random tokens."""
-    return rng.integers(0, backend.info.vocab, count).tolist()
+    return [int(token) for token in rng.integers(0, backend.info.vocab, count)]
 
 
 def prompt(backend: Backend, rng: np.random.Generator) -> list[int]:
@@ -167,10 +167,14 @@ def fork_is_independent(backend: Backend, rng: np.random.Generator, tolerance: f
     one.commit([0])
     two.commit([0])
     found = run(backend, one, right)
-    agree(found, run(backend, backend.open([*start, *left.spell(0)]), right), tolerance, "a fork must not move its origin")
+    agree(
+        found, run(backend, backend.open([*start, *left.spell(0)]), right), tolerance, "a fork must not move its origin"
+    )
     one.close()
     found = run(backend, two, left)
-    agree(found, run(backend, backend.open([*start, *right.spell(0)]), left), tolerance, "a fork must outlive its origin")
+    agree(
+        found, run(backend, backend.open([*start, *right.spell(0)]), left), tolerance, "a fork must outlive its origin"
+    )
 
 
 def growing_equals_at_once(backend: Backend, rng: np.random.Generator, tolerance: float) -> None:
@@ -181,7 +185,9 @@ def growing_equals_at_once(backend: Backend, rng: np.random.Generator, tolerance
         for node in range(max(since, 1), until):
             grown.add(int(whole.parents[node]), int(whole.tokens[node]), 1.0, sampled=True)
         parts.append(run(backend, session, grown, since))
-    agree(np.concatenate(parts), run(backend, backend.open(start), whole), tolerance, "since=k must equal scoring at once")
+    agree(
+        np.concatenate(parts), run(backend, backend.open(start), whole), tolerance, "since=k must equal scoring at once"
+    )
     session.commit(grown.path(11))
     tail = random_tree(backend, rng, 4)
     wanted = run(backend, backend.open([*start, *whole.spell(11)]), tail)
@@ -227,7 +233,7 @@ def answers_agree(backend: Backend, rng: np.random.Generator, tolerance: float) 
     agree(logps, -np.sort(-laws, axis=1)[:, :count], tolerance, "topk must give the best tokens, best first")
 
 
-def misuse_is_refused(backend: Backend, rng: np.random.Generator, tolerance: float) -> None:
+def misuse_is_refused(backend: Backend, rng: np.random.Generator, _: float) -> None:
     """What would corrupt a session raises an error instead."""
     start, tree = prompt(backend, rng), Tree(*text(backend, rng, 1))
     for token in text(backend, rng, 2):

@@ -47,7 +47,8 @@ def refuse_in_turn(
     3. Drawn without replacement, the next child's q has lost x and is renormalised.
     Children of several sources carry a q each.
     """
-    r, laws = p, {}
+    r = p
+    laws: dict[int, FloatArray] = {}  # source -> its present q
     for slot, child in enumerate(children):
         token, source = int(tree.tokens[child]), int(tree.sources[child])
         q = laws[source] if source in laws else tree.law(int(tree.parents[child]), child)
@@ -78,7 +79,7 @@ def residual(r: FloatArray, q: FloatArray) -> FloatArray:
 
 
 def drop(q: FloatArray, token: int) -> FloatArray:
-    """q given that this token does not come; all zeros when nothing is left."""
+    """Law q given that this token does not come; all zeros when nothing is left."""
     rest = q.copy()
     rest[token] = 0.0
     total = rest.sum()

@@ -1,0 +1,48 @@
+"""The model's answer for each row of a pass; it stays on the device until asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sapwood.arrays import FloatArray, IntArray
+
+
+class TorchScores:
+    """Logits, and on request hidden states, of the rows of one tree."""
+
+    def __init__(self, logits: torch.Tensor, hidden: torch.Tensor | None = None) -> None:
+        self._logits = logits  # [n, vocab]
+        self._hidden = hidden  # [n, layers * width]
+        self._best: IntArray | None = None
+
+    @torch.inference_mode()
+    def argmax(self) -> IntArray:
+        """Best next token of each row, [n]; the lowest id wins a tie."""
+        if self._best is None:
+            self._best = self._logits.argmax(-1).cpu().numpy()
+        return self._best
+
+    @torch.inference_mode()
+    def topk(self, count: int) -> tuple[IntArray, FloatArray]:
+        """Best next tokens of each row and their log-probabilities, both [n, count]."""
+        logits = self._logits.float()
+        best, tokens = logits.topk(min(count, logits.shape[1]), dim=-1)
+        logps = (best - logits.logsumexp(-1, keepdim=True)).double()
+        packed = torch.stack((tokens.double(), logps)).cpu().numpy()  # one transfer
+        ids, values = packed[0].astype(np.int64), packed[1]
+        order = np.lexsort((ids, -values))  # of equals, the lowest id first
+        return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+
+    @torch.inference_mode()
+    def logits(self, node: int) -> FloatArray:
+        """Raw logits of this row, float32 [vocab]."""
+        row: FloatArray = self._logits[node].float().cpu().numpy()
+        return row
+
+    def hidden(self, nodes: Sequence[int]) -> Any:
+        """Hidden states of these rows on the device, [nodes, layers * width], layers in the order asked for."""
+        if self._hidden is None:
+            raise ValueError("this backend keeps no hidden states; load the model with hidden=(layer, ...)")
+        return self._hidden[list(nodes)]

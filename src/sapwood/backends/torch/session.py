@@ -1,0 +1,96 @@
+"""The committed text of one request: slots, a length, and the tree in flight."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sapwood.arrays import IntArray
+from sapwood.backends.torch.cache import Slots, Span
+from sapwood.backends.torch.mask import Block
+from sapwood.tree import Tree
+
+
+class TorchSession:
+    """Keys and values of one request, with the nodes that were scored since the last commit."""
+
+    def __init__(self, slots: Slots, length: int = 0) -> None:
+        self._slots: Slots | None = slots
+        self._length = length
+        self._tokens: IntArray = np.empty(0, np.int64)  # of the nodes scored in this round
+        self._parents: IntArray = np.empty(0, np.int64)
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._length
+
+    @property
+    def slots(self) -> Slots:
+        """The session's memory."""
+        self._check_open()
+        assert self._slots is not None
+        return self._slots
+
+    def _check_open(self) -> None:
+        if self._slots is None:
+            raise ValueError("this session is closed; open a new one")
+
+    def begin(self, tree: Tree, since: int) -> tuple[Block, Span]:
+        """Make room for the rows of a tree; nodes below `since` must still be in the tail."""
+        slots, nodes = self.slots, len(tree)
+        if not 0 <= since < nodes:
+            raise ValueError(f"since={since} leaves nothing to score in a tree of {nodes} nodes")
+        if since > len(self._tokens):
+            raise ValueError(f"since={since}, but only {len(self._tokens)} nodes were scored in this round")
+        same = np.array_equal(self._tokens[:since], tree.tokens[:since])
+        if not same or not np.array_equal(self._parents[:since], tree.parents[:since]):
+            raise ValueError(f"the first {since} nodes are not those scored earlier in this round; use since=0")
+        slots.reserve(self._length + nodes, self._length + since)
+        self._tokens, self._parents = self._tokens[:since], self._parents[:since]  # the rest is about to be overwritten
+        block = Block(self._length, tree.parents, tree.depths, since)
+        return block, Span(slots, self._length + since, nodes - since)
+
+    def scored(self, tree: Tree) -> None:
+        """Remember which nodes the tail holds."""
+        self._tokens, self._parents = tree.tokens.copy(), tree.parents.copy()
+
+    def extend(self, rows: int) -> Span:
+        """Where the next `rows` tokens of a prompt go; `advance` commits them."""
+        self.slots.reserve(self._length + rows, self._length)
+        return Span(self.slots, self._length, rows)
+
+    def advance(self, rows: int) -> None:
+        """Commit that many slots as they are and drop the tree in flight."""
+        self._length += rows
+        self._tokens = self._parents = np.empty(0, np.int64)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
+        slots = self.slots
+        self._check(path)
+        stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
+        if stay < len(path):
+            slots.move([self._length + node for node in path[stay:]], self._length + stay)
+        self.advance(len(path))
+
+    def _check(self, path: Sequence[int]) -> None:
+        scored = len(self._parents)
+        if any(not 0 <= node < scored for node in path):
+            raise ValueError(f"cannot commit {list(path)}: {scored} nodes were scored since the last commit")
+        if [-1, *path[:-1]] != self._parents[list(path)].tolist():
+            raise ValueError(f"cannot commit {list(path)}: it is not a path that starts at the root")
+
+    def rewind(self, length: int) -> None:
+        """Forget every committed token after the first `length`, and the tree in flight."""
+        self._check_open()
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot rewind a session of {self._length} tokens to {length}")
+        self.advance(length - self._length)
+
+    def fork(self) -> "TorchSession":
+        """An independent session with the same committed text."""
+        return TorchSession(self.slots.copy(self._length), self._length)
+
+    def close(self) -> None:
+        """Free the memory; the session cannot be used again."""
+        self._slots = None

@@ -1,0 +1,59 @@
+"""Which recipes a benchmark runs, each with an engine of its own over the one loaded target."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sapwood.engine import Engine
+from sapwood.errors import SapwoodError
+from sapwood.recipes import RECIPES, resolve
+
+if TYPE_CHECKING:
+    from sapwood.api import LLM
+
+PLAIN = "plain"  # the recipe that all others are compared with
+
+
+@dataclass
+class Lineup:
+    """Engines by the recipe's name, and why the others could not be made."""
+
+    engines: dict[str, Engine] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def read_recipes(text: str) -> dict[str, bool]:
+    """Recipes by name or spelling, plain decoding first; True where one was asked for by itself, not by `all`."""
+    asked = {PLAIN: True}
+    for name in split(text):
+        if name == "all":
+            asked = {**dict.fromkeys(RECIPES, False), **asked}
+        else:
+            resolve(name)  # before anything slow: a misspelling fails at once
+            asked[name] = True
+    return {PLAIN: True, **asked}
+
+
+def split(text: str) -> list[str]:
+    """The pieces between commas and semicolons that stand outside brackets."""
+    pieces, depth = [""], 0
+    for mark in text:
+        depth += (mark in "([") - (mark in ")]")
+        if mark in ",;" and depth <= 0:
+            pieces.append("")
+        else:
+            pieces[-1] += mark
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def assemble(llm: "LLM", asked: Mapping[str, bool]) -> Lineup:
+    """An engine for each recipe; one that was asked for by itself must be able to run."""
+    made = Lineup()
+    for name, required in asked.items():
+        try:
+            made.engines[name] = llm.with_recipe(name).engine
+        except SapwoodError as error:
+            if required:
+                raise SapwoodError(f"recipe {name!r} cannot run on {llm.target.info.model}: {error}") from error
+            made.skipped[name] = str(error)
+    return made

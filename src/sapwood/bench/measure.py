@@ -1,0 +1,97 @@
+"""Runs every recipe on every prompt, in turn, and books what each run did.
+
+The recipes take turns on each prompt in an order that rotates from prompt to prompt, so a machine
+that slows down or warms up treats them alike. What a recipe learns stays with it from prompt to
+prompt. Reading the prompt is booked apart: it is the same for all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from sapwood.engine import Engine
+from sapwood.records import Outcome
+from sapwood.rng import Keyed
+from sapwood.sampling import Sampling
+
+WARM_UP = 16  # tokens of the uncounted first run of each recipe
+
+Runs = dict[str, list["Run"]]  # by recipe, one run per prompt in the order of the prompts
+
+
+@dataclass(slots=True)
+class Run:
+    """One recipe on one prompt."""
+
+    tokens: list[int] = field(default_factory=list)  # emitted, the one that ended the text included
+    passes: int = 0
+    nodes: int = 0  # checked by the target, roots not counted
+    accepted: int = 0  # checked nodes that became output
+    expected: float = 0.0  # accepted nodes by the policy's own estimate; nan where it makes none
+    prefill: float = 0.0  # seconds, as are the next three
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of decoding, the prompt left out."""
+        return self.draft + self.verify + self.other
+
+    def count(self, outcome: Outcome, tokens: list[int]) -> None:
+        """Book one round, of which these tokens stay."""
+        tree, times = outcome.tree, outcome.times
+        self.tokens += tokens
+        self.passes += 1
+        self.nodes += len(tree) - 1
+        self.accepted += min(outcome.verdict.accepted, len(tokens))
+        self.expected += float(tree.reach[1:].sum()) if tree.valued >= len(tree) else float("nan")
+        self.draft += times.draft
+        self.verify += times.verify
+        self.other += times.other
+
+
+def measure(
+    engines: Mapping[str, Engine],
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    warm_up: Sequence[int],  # a prompt whose runs are not counted
+    tick: Callable[[], None] = lambda: None,  # called after every run
+) -> Runs:
+    """All runs of all recipes, interleaved."""
+    for engine in engines.values():
+        decode(engine, warm_up, replace(sampling, max_tokens=min(sampling.max_tokens, WARM_UP)))
+        tick()
+    runs: Runs = {name: [] for name in engines}
+    for place, prompt in enumerate(prompts):
+        for name in rotated(list(engines), place):
+            runs[name].append(decode(engines[name], prompt, sampling))
+            tick()
+    return runs
+
+
+def rotated(names: Sequence[str], place: int) -> list[str]:
+    """The same names, beginning one later for each prompt."""
+    first = place % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def decode(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> Run:
+    """Decode one prompt to the end of the text, to `max_tokens` or to the end of the context."""
+    room = engine.target.info.context - len(prompt)
+    sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
+    run, ends, start = Run(), frozenset(sampling.stop_ids), engine.now()
+    with closing(engine.rounds(prompt, sampling, Keyed(sampling.seed))) as rounds:  # type: ignore[type-var]
+        for outcome in rounds:
+            if run.passes == 0:  # the clock of the rounds starts when the prompt has been read
+                run.prefill = engine.now() - start - outcome.times.total
+            tokens = cut(outcome.tokens, ends)
+            run.count(outcome, tokens)
+            if tokens[-1] in ends or len(run.tokens) >= sampling.max_tokens:
+                break
+    return run
+
+
+def cut(tokens: list[int], ends: frozenset[int]) -> list[int]:
+    """The tokens up to the first that ends the text, itself included."""
+    return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in ends), tokens)

@@ -1,0 +1,112 @@
+"""The report for reading: every recipe over all prompts, its speedup by category, and what went wrong."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text as Line
+
+from sapwood.bench.lineup import PLAIN
+from sapwood.bench.report import ALL, Row
+
+BEST = "bold green"
+FRAME: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "title_justify": "left"}
+WIDE = 120  # characters of a line where there is no terminal
+COLUMNS = (
+    "tokens\nper s",
+    "speedup",
+    "95 %\ninterval",
+    "ceiling",
+    "nodes\n/pass",
+    "waste",
+    "time %\nd/v/o",
+    "same\ntext",
+)
+LEGEND = (
+    "speedup: plain decoding's seconds per token / the recipe's, on the same prompts, reading them left out. "
+    "ceiling: tokens per pass, the speedup if drafting were free and a pass over a tree cost that of one token. "
+    "d/v/o: drafting, passes with verification, all else."
+)
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    """Print the report."""
+    console = Console(width=None if Console().is_terminal else WIDE)
+    console.print(overall(rows, title))
+    if len(categories(rows)) > 2:  # more than one besides all
+        console.print("\n", by_category(rows), sep="")
+    console.print(Line(f"\n{LEGEND}", style="dim"))
+    for note in notes(rows):
+        console.print(Line(note, style="yellow"))
+
+
+def categories(rows: Sequence[Row]) -> list[str]:
+    """The categories in the order of the rows."""
+    return list(dict.fromkeys(row.category for row in rows))
+
+
+def fastest(rows: Sequence[Row], category: str) -> str | None:
+    """The recipe of largest speedup in a category; None when only plain decoding ran."""
+    ran = [row for row in rows if row.category == category and row.recipe != PLAIN and row.speedup is not None]
+    return max(ran, key=lambda row: row.speedup or 0.0).recipe if ran else None
+
+
+def overall(rows: Sequence[Row], title: str) -> Table:
+    """One line per recipe, over all prompts."""
+    table = Table(Column("recipe", min_width=11, overflow="fold"), Column("keeps", no_wrap=True), title=title, **FRAME)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    best = fastest(rows, ALL)
+    for row in rows:
+        if row.category == ALL and row.skipped is None:
+            table.add_row(Line(row.recipe), row.guarantee, *cells(row), style=BEST if row.recipe == best else None)
+    return table
+
+
+def cells(row: Row) -> list[str]:
+    """The numbers of a line, in the order of COLUMNS."""
+    shares = (row.draft_share, row.verify_share, row.other_share)
+    return [
+        f"{row.tokens_per_second:.1f}",
+        f"{row.speedup:.2f}x",
+        f"{row.speedup_low:.2f}-{row.speedup_high:.2f}",
+        f"{row.tokens_per_pass:.2f}x",
+        f"{row.nodes_per_pass:.1f}",
+        f"{row.waste:.0%}",
+        "/".join(f"{100 * (share or 0.0):.0f}" for share in shares),
+        "" if row.identical is None else f"{row.identical}/{row.prompts}",
+    ]
+
+
+def by_category(rows: Sequence[Row]) -> Table:
+    """Speedup and ceiling of each recipe in each category."""
+    table = Table("recipe", title="speedup (ceiling) by category", **FRAME)
+    shown = [category for category in categories(rows) if category != ALL]
+    for category in shown:
+        table.add_column(Line(category), justify="right")
+    best = {category: fastest(rows, category) for category in shown}
+    ran = [row for row in rows if row.skipped is None]
+    for recipe in dict.fromkeys(row.recipe for row in ran):
+        mine = {row.category: row for row in ran if row.recipe == recipe}
+        table.add_row(Line(recipe), *(cell(mine[category], best[category]) for category in shown))
+    return table
+
+
+def cell(row: Row, best: str | None) -> Line:
+    """One recipe in one category."""
+    return Line(f"{row.speedup:.2f}x ({row.tokens_per_pass:.2f})", style=BEST if row.recipe == best else "")
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Recipes that could not run, and outputs that are not plain decoding's."""
+    said = [f"{row.recipe} skipped: {row.skipped}" for row in rows if row.skipped is not None]
+    for row in rows:
+        if row.category == ALL and row.divergences:
+            ties = sum(item.tie for item in row.divergences)
+            faults = len(row.divergences) - ties
+            said.append(
+                f"{row.recipe}: {len(row.divergences)} of {row.prompts} outputs differ from plain decoding's, "
+                f"{ties} by a tie of the target's logits, {faults} not"
+            )
+    return said

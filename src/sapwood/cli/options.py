@@ -1,0 +1,68 @@
+"""The options that verbs share, and the model they open."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sapwood.api import LLM
+
+Name = Annotated[str, typer.Option("--model", help="smollm2 (built in), a Hub id, a local folder or a .gguf file.")]
+RecipeText = Annotated[
+    str, typer.Option("--recipe", help="A recipe's name, or drafter + policy + verifier + controller.")
+]
+DrafterText = Annotated[str | None, typer.Option("--drafter", help="Replace the recipe's drafter.")]
+PolicyText = Annotated[str | None, typer.Option("--policy", help="Replace the recipe's policy.")]
+EstimatorText = Annotated[str | None, typer.Option("--estimator", help="Replace the policy's estimator.")]
+VerifierText = Annotated[str | None, typer.Option("--verifier", help="Replace the recipe's verifier.")]
+ControllerText = Annotated[str | None, typer.Option("--controller", help="Replace the recipe's controller.")]
+
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer. [default: 256]")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 takes the best token. [default: 0]")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens that hold this mass.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many tokens.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Keep tokens this likely against the best one.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", help="Of tokens seen before; 1 is none.")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option("--frequency-penalty", help="Per time a token was said.")]
+PresencePenalty = Annotated[float | None, typer.Option("--presence-penalty", help="Once a token was said.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Of the sampling. [default: 0]")]
+
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ... [default: a GPU where there is one]")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, float16 or bfloat16. [default: by device]")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a record as the last line.")]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which model and recipe a verb was asked for."""
+
+    model: str = "smollm2"
+    recipe: str = "auto"
+    drafter: str | None = None
+    policy: str | None = None
+    estimator: str | None = None
+    verifier: str | None = None
+    controller: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+
+    def open(self, progress: Callable[[str], None]) -> "LLM":
+        """Load it."""
+        from sapwood.api import LLM
+
+        return LLM(**vars(self), progress=progress)
+
+    @property
+    def title(self) -> str:
+        """The recipe as it was asked for."""
+        parts = ("drafter", "policy", "estimator", "verifier", "controller")
+        changed = [f"{part} {value}" for part in parts if (value := getattr(self, part)) is not None]
+        return ", ".join([self.recipe, *changed])

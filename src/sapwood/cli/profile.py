@@ -1,0 +1,67 @@
+"""`sapwood profile`: measure this machine."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapwood.cli import options as o
+
+if TYPE_CHECKING:
+    from sapwood.api import LLM
+
+Quick = Annotated[bool, typer.Option("--quick", help="One context only, in a few seconds.")]
+
+
+def command(
+    model: o.Name = "smollm2",
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    threads: o.Threads = None,
+    quick: Quick = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Measure the seconds of a pass by nodes and context, and keep them for the controllers."""
+    from sapwood.cli import show
+
+    with show.progress() as progress:
+        llm = o.Choice(model, "plain", device=device, dtype=dtype, threads=threads).open(progress)
+        llm.profile.measure(llm.target, progress, quick=quick)
+    found = record(llm)
+    if as_json:
+        print(json.dumps(found))  # noqa: T201
+    else:
+        table(found)
+
+
+def record(llm: "LLM") -> dict[str, Any]:
+    """What `--json` prints."""
+    info = llm.target.info
+    return {
+        "model": info.model,
+        "backend": info.name,
+        "device": info.device,
+        "dtype": info.dtype,
+        "threads": info.threads,
+        "path": None if llm.profile.rough else str(llm.profile.path),
+        **llm.profile.curve.to_json(),
+    }
+
+
+def table(found: dict[str, Any]) -> None:
+    """Milliseconds by rows and context, each with its ratio to one row."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{found['model']} on {found['device']}, {found['dtype']}, {found['threads']} threads"
+    shown = Table("rows", box=box.SIMPLE, title=f"milliseconds of a pass, {title}")
+    for context in found["contexts"]:
+        shown.add_column(f"context {context}", justify="right")
+    for column, rows in enumerate(found["rows"]):
+        cells = [f"{1000 * line[column]:.1f}  {line[column] / line[0]:5.2f}x" for line in found["seconds"]]
+        shown.add_row(str(rows), *cells)
+    console = Console()
+    console.print(shown)
+    kept = f"kept in {found['path']}" if found["path"] else "too slow for --quick, not kept; measure without it"
+    console.print(kept, markup=False, highlight=False, soft_wrap=True)

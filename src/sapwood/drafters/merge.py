@@ -1,0 +1,60 @@
+"""Ask several drafters about the same nodes and merge their answers into one tree.
+
+SpecInfer (arXiv 2305.09781): a token that several drafters choose is one node with several sources,
+so that an estimator can learn what their agreement is worth. Draws at random stay apart, each
+judged by its own q; chosen children come first, and draws without replacement leave them out.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from sapwood.drafters.recycling import Recycling
+from sapwood.drafters.suffix import Suffix
+from sapwood.errors import Unsound
+from sapwood.part import Part
+from sapwood.protocols import Drafter, Frontier, Setting
+from sapwood.records import Draw
+from sapwood.rng import Rng
+from sapwood.tree import Tree
+
+
+@dataclass
+class Merge(Part):
+    """Grow one tree from several drafters."""
+
+    drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Recycling()])
+
+    paper: ClassVar[str] = "2305.09781"
+    source_: ClassVar[int] = 0
+
+    @property
+    def draws(self) -> Draw:
+        """The kind that covers all drafters; independent draws mix with nothing else."""
+        kinds = {drafter.draws for drafter in self.drafters}
+        if len(kinds) < 2:
+            return kinds.pop() if kinds else Draw.TOPK
+        if Draw.IID in kinds:
+            raise Unsound(f"{self} mixes iid draws with others; use draws=swor, or draws=iid in every drafter")
+        return Draw.MIXED
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What any of the drafters needs."""
+        return frozenset[str]().union(*(drafter.needs for drafter in self.drafters))
+
+    def bind(self, setting: Setting) -> None:
+        """Give each drafter its bit of a node's sources."""
+        self.number(self.source_)
+        super().bind(setting)
+
+    def number(self, first: int) -> int:
+        """Give the drafters the sources from `first` on; return the next free one."""
+        for drafter in self.drafters:
+            vars(drafter)["source_"] = first  # on the object itself, so that its copies keep it
+            first = drafter.number(first) if isinstance(drafter, Merge) else first + 1
+        return first
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Let each drafter add its children, those that choose before those that draw."""
+        for drafter in sorted(self.drafters, key=lambda drafter: drafter.draws is not Draw.TOPK):
+            drafter.expand(tree, frontier, rng)

@@ -1,0 +1,85 @@
+"""Copy what followed the last few tokens the last time they appeared.
+
+Prompt lookup (Saxena 2023) and its tree form: contexts from `longest` tokens down to one, the most
+recent occurrence first, each new continuation a sibling. The index only grows; a copied passage is
+followed by its position, so that it goes on where it came from, whatever else shares its last tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sapwood.part import Part
+from sapwood.protocols import Frontier, Request
+from sapwood.records import Draw, Outcome
+from sapwood.rng import Rng
+from sapwood.tree import ROOT, Tree
+
+SCAN = 16  # occurrences of one context looked at, newest first
+FADE = 0.4  # trust in an older continuation, relative to the newest of the same context
+
+
+@dataclass
+class Ngram(Part):
+    """Copy the continuation of the longest, most recent match in prompt and output."""
+
+    longest: int = 4  # tokens of context looked up, >= 1
+
+    paper: ClassVar[str] = "github.com/apoorvumang/prompt-lookup-decoding"
+    draws: ClassVar[Draw] = Draw.TOPK
+    needs: ClassVar[frozenset[str]] = frozenset()
+    source_: ClassVar[int] = 0
+
+    def reset(self, request: Request) -> None:
+        """Index the prompt."""
+        self.text_: list[int] = []
+        self.index_: dict[tuple[int, ...], list[int]] = {}  # context -> places of the tokens after it
+        self.tree_: Tree | None = None
+        self.tails_: dict[int, tuple[int, ...]] = {}  # node -> the last tokens up to it
+        self.copies_: dict[int, tuple[int, int]] = {}  # node -> (its place in the text, tokens matched)
+        self._learn(request.prompt)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Index what was emitted."""
+        self._learn(outcome.tokens)
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Add the continuations of each node's context."""
+        if tree is not self.tree_:
+            self.tree_, self.copies_ = tree, {}
+            self.tails_ = {ROOT: tuple(self.text_[-self.longest :])}
+        for node, width in frontier:
+            mass, last, fade = 1.0, 0, 1.0
+            for rank, (place, matched) in enumerate(self._candidates(tree, node, width)):
+                fade = fade * FADE if matched == last else 1.0
+                # measured on chat output: what followed m matching tokens follows again about m times in m + 2
+                prob = mass * fade * matched / (matched + 2)
+                child = tree.add(node, self.text_[place], prob, rank=rank, source=self.source_)
+                self.copies_[child] = place, matched + 1
+                mass, last = mass - prob, matched
+
+    def _candidates(self, tree: Tree, node: int, width: int) -> list[tuple[int, int]]:
+        """Places of distinct continuations and the tokens matched before each, best first."""
+        tail, found = self._tail(tree, node), dict[int, tuple[int, int]]()
+        place, matched = self.copies_.get(node, (0, 0))
+        if matched > self.longest and place + 1 < len(self.text_):
+            found[self.text_[place + 1]] = place + 1, matched
+        for size in range(len(tail), 0, -1):
+            for spot in self.index_.get(tail[-size:], [])[: -SCAN - 1 : -1]:
+                found.setdefault(self.text_[spot], (spot, size))
+            if len(found) >= width:
+                break
+        return list(found.values())[:width]
+
+    def _tail(self, tree: Tree, node: int) -> tuple[int, ...]:
+        if node not in self.tails_:
+            before = self._tail(tree, int(tree.parents[node]))
+            self.tails_[node] = (*before, int(tree.tokens[node]))[-self.longest :]
+        return self.tails_[node]
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self.text_)
+            for size in range(1, min(self.longest, end) + 1):
+                self.index_.setdefault(tuple(self.text_[end - size :]), []).append(end)
+            self.text_.append(token)

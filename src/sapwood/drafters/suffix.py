@@ -1,0 +1,115 @@
+"""Continue the longest context seen before, in this text and in earlier outputs.
+
+SuffixDecoding (arXiv 2411.04975) with the automaton of SAM decoding (arXiv 2411.10666) in place of
+its trees. Every match, from the longest down, spreads a part of what the longer ones left over its
+continuations, by their share of the counts; the text at hand comes before earlier ones.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sapwood.drafters.automaton import START, Automaton, Context, Match
+from sapwood.part import Part
+from sapwood.protocols import Frontier, Request, Setting
+from sapwood.records import Draw, Outcome
+from sapwood.rng import Rng
+from sapwood.tree import ROOT, Tree
+
+LEAD = 4  # last prompt tokens kept before an output, so that its first tokens have a context
+REACH = 32  # prompt tokens matched against earlier outputs
+LEFT = 0.02  # shorter matches are left out once the longer ones have spread all but this
+
+
+class Memory:
+    """Earlier outputs in two generations: when the young one is full, the old one is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self.half = most // 2
+        self.young, self.old = Automaton(), Automaton()
+
+    def learn(self, output: Sequence[int]) -> None:
+        """Keep one output, or as much of its end as half the memory holds."""
+        output = output[max(0, len(output) - self.half) :]
+        if self.young.size + len(output) > self.half:
+            self.young, self.old = Automaton(), self.young
+        self.young.learn(output)
+
+
+@dataclass
+class Suffix(Part):
+    """Continue the longest match in the text and in earlier outputs, by counts."""
+
+    shortest: int = 1  # tokens a match must have, >= 1
+    memory: int = 100_000  # most tokens of earlier outputs kept, the newest, at about 400 bytes each
+
+    paper: ClassVar[str] = "2411.04975"
+    draws: ClassVar[Draw] = Draw.TOPK
+    needs: ClassVar[frozenset[str]] = frozenset()
+    source_: ClassVar[int] = 0
+
+    def bind(self, setting: Setting) -> None:
+        """Begin an empty memory, shared by all requests."""
+        self.earlier = Memory(self.memory)
+
+    def reset(self, request: Request) -> None:
+        """Read the prompt."""
+        self.local_ = Automaton()
+        self.local_.learn(request.prompt)
+        self.past_ = [book for book in (self.earlier.young, self.earlier.old) if book.size]
+        self.ends_ = [(START, 0) for _ in self.past_]  # how each book matches the end of the text
+        self._follow(request.prompt[-REACH:])
+        self.tree_: Tree | None = None
+        self.matches_: dict[int, list[Match]] = {}  # node -> match in the text and in each book
+        self.output_ = list(request.prompt[-LEAD:])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Append what was emitted."""
+        self.local_.extend(outcome.tokens)
+        self._follow(outcome.tokens)
+        self.output_ += outcome.tokens
+
+    def close(self) -> None:
+        """Remember the output."""
+        self.earlier.learn(self.output_)
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Add the likeliest continuations of each node's context."""
+        if tree is not self.tree_:
+            self.tree_, self.matches_ = tree, {ROOT: [self.local_.match(), *self.ends_]}
+        for node, width in frontier:
+            probs = self._spread(self._match(tree, node))
+            best = sorted(probs, key=probs.__getitem__, reverse=True)[:width]
+            tree.extend(node, best, [probs[token] for token in best], source=self.source_)
+
+    def _match(self, tree: Tree, node: int) -> list[Match]:
+        if node not in self.matches_:
+            before, token = self._match(tree, int(tree.parents[node])), int(tree.tokens[node])
+            books = [self.local_, *self.past_]
+            self.matches_[node] = [book.advance(match, token) for book, match in zip(books, before, strict=True)]
+        return self.matches_[node]
+
+    def _spread(self, matches: list[Match]) -> dict[int, float]:
+        """Chance of each continuation, from the longest match of any book down."""
+        books = zip([self.local_, *self.past_], matches, strict=True)
+        probs: dict[int, float] = {}
+        left = 1.0
+        for matched, shares in heapq.merge(*(book.contexts(match) for book, match in books), key=longest_first):
+            if matched < self.shortest or left < LEFT:
+                break
+            # measured on chat output: what followed m matching tokens follows again about m times in m + 2
+            trust = left * matched / (matched + 2)
+            left -= trust
+            for token, share in shares:
+                probs[token] = probs.get(token, 0.0) + trust * share
+        return probs
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.ends_ = [book.advance(end, token) for book, end in zip(self.past_, self.ends_, strict=True)]
+
+
+def longest_first(context: Context) -> int:
+    """Sort key of contexts; the text at hand stays first among equals."""
+    return -context[0]

@@ -1,0 +1,218 @@
+"""The command line: records, exit codes, one-sentence errors, start-up."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapwood.api import LLM
+from sapwood.cli import chat
+from sapwood.cli.main import main
+from sapwood.completion import Step
+from sapwood.sampling import Sampling
+from tests import words
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a two-layer model and a tokenizer of bytes."""
+    from tests import tiny
+
+    folder: Path = tmp_path_factory.mktemp("model")
+    tiny.make("llama", vocab_size=words.SIZE, eos_token_id=words.EOS).save_pretrained(folder)
+    words.save(folder)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path))
+    monkeypatch.setattr("sapwood.profile.QUICK_S", 0.0)
+    monkeypatch.setattr("sapwood.profile.FULL_S", 0.0)
+
+
+def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(arguments) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+# -------------------------------------------------------------------------------------------- run
+def test_run_prints_the_text_and_one_line_about_speculation(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, "run", "hello", "--model", model, "--max-tokens", "12", "--recipe", "plain", "--json")
+    assert main(["run", "hello", "--model", model, "--max-tokens", "12", "--estimator", "raw"]) == 0
+    out, err = capsys.readouterr()
+    assert out == found["text"] + "\n"
+    [line] = err.splitlines()
+    assert "12 tokens in" in line
+    assert "tokens per pass" in line
+    assert line.endswith("auto, estimator raw")
+
+
+def test_the_record_of_run(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--temperature",
+        "0.8",
+        "--top-k",
+        "40",
+        "--stop",
+        "zzz",
+        "--stop",
+        "yyy",
+        "--seed",
+        "4",
+        "--raw",
+        "--json",
+    ]
+    found = record(capsys, "run", "hello", "--model", model, "--max-tokens", "9", "--recipe", "auto", *options)
+    assert set(found) >= {"text", "tokens", "recipe", "guarantee", "model", "device", "dtype", "stats"}
+    assert len(found["tokens"]) == 9
+    assert found["guarantee"] == "text"
+    assert found["stats"]["passes"] >= 1
+    assert found["stats"]["speedup"] > 0  # the default recipe had the machine measured
+
+
+def test_a_dash_reads_standard_input(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model", model, "--max-tokens", "3", "--recipe", "pld", "--json")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("héllo".encode())))
+    assert record(capsys, "run", "-", *options)["tokens"] == record(capsys, "run", "héllo", *options)["tokens"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff")))
+    assert main(["run", "-"]) == 2
+    assert "not UTF-8 at byte 1" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ errors
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "No such command 'nothing'"),
+        (["run"], "Missing argument"),
+        (["run", "hi", "--nothing"], "No such option"),
+        (["run", "hi", "--max-tokens", "many"], "'--max-tokens'"),
+        (["run", "hi", "--max-tokens", "0"], "max_tokens=0"),
+        (["run", "hi", "--temperature", "nan"], "temperature=nan"),
+        (["run", "hi", "--stop", ""], "none of them empty"),
+        (["run", ""], "prompt is empty"),
+        (["run", "a\udcff"], "not valid Unicode"),
+        (["run", "hi", "--recipe", "autoo"], "unknown recipe 'autoo'"),
+        (["run", "hi", "--recipe", "ngram + best"], "lacks a verifier"),
+        (["run", "hi", "--drafter", "ngram(x=1)"], "no option 'x'"),
+        (["run", "hi", "--verifier", "mss"], "cannot judge topk drafts"),
+        (["run", "hi", "--recipe", "pld", "--estimator", "raw"], "takes no estimator"),
+        (["run", "hi", "--model", "no-such-model"], "'no-such-model' is not known"),
+        (["run", "hi", "--model", "{model}", "--device", "tpu9"], "device 'tpu9'"),
+        (["run", "hi", "--model", "{model}", "--dtype", "int3"], "dtype 'int3'"),
+        (["run", "hi", "--model", "{model}", "--threads", "0"], "threads=0"),
+        (["run", "long " * 40, "--model", "{model}", "--recipe", "plain"], "holds 128"),
+        (["run", "hi", "--model", "{model}/bad.gguf"], "bad.gguf"),
+        (["chat", "--top-p", "7"], "top_p=7"),
+        (["profile", "--model", "no-such-model"], "'no-such-model' is not known"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], sentence: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(model) / "bad.gguf").write_bytes(b"GGUF and nothing more")
+    assert main([word.replace("{model}", model) for word in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> list[dict[str, Any]]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sapwood.cli.methods.parts", interrupt)
+    assert main(["methods"]) == 130
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m sapwood methods --json | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"{", b"")
+
+
+# --------------------------------------------------------------------------------- the other verbs
+def test_the_record_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, "methods", "--json")
+    for part in found["parts"]:
+        assert set(part) >= {"family", "name", "paper", "summary", "needs"}
+        declares = {"drafter": "draws", "policy": "prunes", "verifier": "accepts"}.get(part["family"])
+        assert declares is None or part[declares]
+        assert part["family"] != "verifier" or part["guarantee"] in ("text", "law", "lossy")
+    for recipe in found["recipes"]:
+        assert set(recipe) == {"name", "system", "paper", "recipe", "guarantee", "training"}
+    assert {"auto", "plain"} <= {recipe["name"] for recipe in found["recipes"]}
+    assert main(["methods"]) == 0
+    assert "shape[i] children" in capsys.readouterr().out
+
+
+def test_profile_stores_what_it_shows(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, "profile", "--model", model, "--json")
+    assert found["contexts"] == [0, 112]
+    assert len(found["seconds"][0]) == len(found["rows"])
+    assert json.loads(Path(found["path"]).read_text())["rows"] == found["rows"]
+    assert main(["profile", "--model", model, "--quick"]) == 0
+    assert "too slow for --quick" in capsys.readouterr().out
+    assert main(["profile", "--model", model]) == 0
+    assert f"kept in {found['path']}" in capsys.readouterr().out
+
+
+def test_chat_remembers_until_it_is_reset(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["hi", "", "/what", "hi", "/reset", "hi", "x" * 200, "/quit"])
+    monkeypatch.setattr(chat, "ask", lambda: next(lines))
+    sizes: list[int] = []
+    stream = LLM.stream_chat
+
+    def watch(self: LLM, messages: list[dict[str, str]], **options: Any) -> Iterator[Step]:
+        sizes.append(len(messages))
+        return stream(self, messages, **options)
+
+    monkeypatch.setattr(LLM, "stream_chat", watch)
+    assert main(["chat", "--model", model, "--max-tokens", "4", "--recipe", "plain", "--system", "be brief"]) == 0
+    err = capsys.readouterr().err
+    assert sizes == [2, 4, 2, 4]
+    assert "/what is no command" in err
+    assert "holds 128" in err  # a turn that does not fit leaves the conversation as it was
+
+
+# ------------------------------------------------------------------------------------------- start
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from sapwood.cli.main import main; main(['run', '--help']);"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
+    )
+    best = 9.9
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        best = min(best, time.perf_counter() - start)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert best < 1.0  # 0.15 s on an idle machine
+
+
+def test_defaults_in_the_help_are_the_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    shown, real = " ".join(capsys.readouterr().out.split()), Sampling()
+    assert f"Longest answer. [default: {real.max_tokens}]" in shown
+    assert f"0 takes the best token. [default: {real.temperature:g}]" in shown
+    assert f"Of the sampling. [default: {real.seed}]" in shown
+
+
+def test_no_arguments_is_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sapwood"])
+    assert main() == 0
+    assert "Usage: sapwood" in capsys.readouterr().out

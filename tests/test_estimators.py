@@ -1,0 +1,142 @@
+"""Estimators: raw repeats the drafter, binned learns from what was accepted."""
+
+import numpy as np
+import pytest
+
+from sapwood.arrays import FloatArray
+from sapwood.backends.toy import Toy, ToyScores
+from sapwood.cost import flat
+from sapwood.engine import no_loader
+from sapwood.estimators.binned import Binned, judged
+from sapwood.estimators.raw import Raw
+from sapwood.protocols import Setting
+from sapwood.records import Outcome, Verdict
+from sapwood.tree import ROOT, Tree
+
+SETTING = Setting(Toy(), flat(), no_loader)
+SCORES = ToyScores(np.zeros((1, 3)))
+
+
+def learner(**options: float) -> Binned:
+    binned = Binned(**options)
+    binned.bind(SETTING)
+    return binned
+
+
+def outcome(grown: Tree, path: tuple[int, ...], bonus: int, kept: list[int] | None = None) -> Outcome:
+    """A finished round; `path` is in the numbering of the tree that was checked."""
+    tree = grown if kept is None else grown.keep(kept)
+    return Outcome(grown, tree, Verdict(path, bonus), SCORES, context=5)
+
+
+def pair(probs: tuple[float, float] = (0.6, 0.3), source: int = 0) -> Tree:
+    """Two chosen children of the root, tokens 1 and 2."""
+    tree = Tree(0)
+    tree.extend(ROOT, [1, 2], list(probs), source=source)
+    return tree
+
+
+def first(binned: Binned, tree: Tree) -> FloatArray:
+    return binned.chance(tree, 1)
+
+
+def test_raw_repeats_the_drafter() -> None:
+    assert Raw().chance(pair(), 1).tolist() == [0.6, 0.3]
+    assert Raw().chance(pair(), 2).tolist() == [0.3]
+    assert Raw().chance(Tree(0), 1).tolist() == []
+
+
+def test_binned_begins_with_the_drafters_words() -> None:
+    assert first(learner(), pair()) == pytest.approx([0.6, 0.3])
+    assert learner().chance(pair(), 2) == pytest.approx([0.3])
+
+
+def test_binned_converges_to_the_true_rates() -> None:
+    random, binned = np.random.default_rng(0), learner()
+    rates = [0.75, 0.1]  # of the first and the second child, which the drafter holds for 0.6 and 0.3
+    for _ in range(1500):
+        choice = random.choice(3, p=[*rates, 0.15])
+        binned.observe(outcome(pair(), (0,), 9) if choice == 2 else outcome(pair(), (0, int(choice) + 1), 9))
+    assert first(binned, pair()) == pytest.approx(rates, abs=0.03)
+
+
+def test_sources_ranks_and_depths_are_told_apart() -> None:
+    binned = learner()
+    for _ in range(300):
+        binned.observe(outcome(pair((0.6, 0.6)), (0, 1), 9))  # rank 0 always, rank 1 never
+        binned.observe(outcome(pair((0.6, 0.6), source=1), (0, 2), 9))  # the other way round for source 1
+    assert first(binned, pair((0.6, 0.6))) == pytest.approx([1, 0], abs=0.05)
+    assert first(binned, pair((0.6, 0.6), source=1)) == pytest.approx([0, 1], abs=0.05)
+    assert first(binned, pair((0.6, 0.6), source=2)) == pytest.approx([0.6, 0.6])  # nothing learnt here
+    both = pair((0.6, 0.6))
+    both.extend(ROOT, [1], [0.6], source=1)
+    assert first(binned, both)[0] == pytest.approx(0.6)  # agreement is a source of its own
+
+
+def test_depth_matters_where_it_was_seen() -> None:
+    binned = learner()
+    for _ in range(300):
+        tree = Tree(0)
+        deep = tree.add(tree.add(ROOT, 1, 0.6), 1, 0.6)
+        assert deep == 2
+        binned.observe(outcome(tree, (0, 1), 9))  # the first level always, the second never
+    assert first(binned, tree) == pytest.approx([1, 0], abs=0.05)
+
+
+def test_unchecked_children_of_the_accepted_path_count() -> None:
+    # token 2 was drafted, cut before the check, and the target said it: a hit; token 1 was refused
+    binned = learner(fine=1e-9, coarse=1e-9)
+    grown = pair()
+    binned.observe(outcome(grown, (0,), bonus=2, kept=[1]))
+    assert first(binned, grown) == pytest.approx([0, 1], abs=1e-6)
+
+
+def test_nodes_whose_parent_was_refused_say_nothing() -> None:
+    grown = pair()
+    below = grown.add(1, 5, 0.5)
+    round_ = outcome(grown, (0, 2), bonus=7)
+    hit, tried = judged(round_)
+    assert tried.tolist() == [False, True, True, False]
+    assert hit[1:].tolist() == [False, True, False]
+    binned = learner()
+    binned.observe(round_)
+    assert binned.trials_.sum() == 2
+    assert binned.chance(grown, below) == pytest.approx([0.5])
+
+
+def test_kept_indices_are_translated() -> None:
+    grown = Tree(0)
+    grown.extend(ROOT, [1, 2, 3], [0.5, 0.3, 0.2])
+    grown.add(3, 4, 0.9)
+    hit, tried = judged(outcome(grown, (0, 1), bonus=4, kept=[3]))  # node 3 of the draft is node 1 of the check
+    assert tried.tolist() == [False, True, True, True, True]
+    assert hit[1:].tolist() == [False, False, True, True]
+
+
+def test_a_thin_cell_leans_on_the_coarse_one_and_that_on_the_drafter() -> None:
+    binned = learner(coarse=4.0, fine=8.0)
+    tree = Tree(0)
+    node = tree.add(ROOT, 1, 0.6)
+    for _ in range(4):
+        binned.observe(outcome(tree, (0, node), 9))
+    rough = (4 + 4 * 0.6) / (4 + 4)
+    assert first(binned, tree) == pytest.approx([(4 + 8 * rough) / (4 + 8)])
+    other = Tree(0)
+    other.add(ROOT, 1, 0.6, rank=3)  # same source and confidence, another rank: the coarse cell alone
+    assert first(binned, other) == pytest.approx([rough])
+
+
+def test_old_counts_fade() -> None:
+    binned, tree = learner(memory=50.0), pair()
+    for _ in range(300):
+        binned.observe(outcome(tree, (0, 1), 9))
+    for _ in range(120):
+        binned.observe(outcome(tree, (0, 2), 9))
+    assert binned.trials_.max() <= 50
+    assert first(binned, tree) == pytest.approx([0, 1], abs=0.2)
+
+
+def test_plain_rounds_teach_nothing() -> None:
+    binned = learner()
+    binned.observe(outcome(Tree(0), (0,), 4))
+    assert binned.trials_.sum() == 0

@@ -1,0 +1,138 @@
+"""Measuring a machine and keeping the curve."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sapwood import LLM, profile
+from sapwood.backends.toy import Toy
+from sapwood.profile import FULL, ROWS, Profile, bush, measure, place
+from sapwood.tree import Tree
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "QUICK_S", 0.05)
+    monkeypatch.setattr(profile, "FULL_S", 0.0)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a pass cost 10 ms and 1 ms per row."""
+    monkeypatch.setattr(profile, "once", lambda target, session, tree: 0.009 + 0.001 * len(tree))
+
+
+def test_a_curve_by_rows_and_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch)
+    told: list[str] = []
+    curve, whole = measure(Toy(context=600), FULL, 0.01, told.append)
+    assert whole
+    assert curve.contexts == [0, 256, 584]  # as far as the model's context goes
+    assert len(told) == 3
+    assert curve.rows == sorted(ROWS)
+    assert curve.seconds(1, 100) == pytest.approx(0.010)
+    assert curve.seconds(64, 300) == pytest.approx(0.073)
+
+
+def test_a_real_measurement_leaves_the_session_as_it_was() -> None:
+    toy = Toy(context=80)
+    curve, _ = measure(toy, (0, 32), 0.05, lambda message: None)
+    assert curve.rows == [count for count in sorted(ROWS) if count <= 40]
+    assert all(cell > 0 for line in curve.table for cell in line)
+    assert toy.passes >= 2 * len(curve.rows)
+
+
+def test_a_slow_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch)
+    monkeypatch.setattr(profile, "QUICK_S", -1.0)
+    made = Profile.open(Toy(context=600).info)
+    made.measure(Toy(context=600), lambda message: None, quick=True)
+    assert made.measured
+    assert made.curve.table[0] == pytest.approx([0.009 + 0.001 * count for count in sorted(ROWS)])
+    assert not made.path.exists()  # too rough to be kept
+
+
+def test_rows_never_cost_more_than_one_by_one() -> None:
+    assert profile.line([1, 2, 4, 8], {1: [9.0, 1.0], 2: [9.0], 4: [2.0, 3.0]}) == [
+        1.0,
+        2.0,
+        3.0,
+        pytest.approx(17 / 3),
+    ]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_timed_trees_have_the_size_asked_for(rows: int) -> None:
+    tree: Tree = bush(rows, 11, np.random.default_rng(rows))
+    assert len(tree) == rows
+    assert tree.height <= profile.DEPTH
+
+
+# ------------------------------------------------------------------------------------------ keeping
+def test_each_setting_has_its_own_file() -> None:
+    info = Toy().info
+    others = [replace(info, device="cuda:0"), replace(info, dtype="float16"), replace(info, threads=2)]
+    assert len({place(one) for one in (info, *others, replace(info, model="a/b"))}) == 5
+
+
+def test_a_stored_curve_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch)
+    info = Toy(context=600).info
+    made = Profile.open(info)
+    assert not made.measured
+    made.measure(Toy(context=600), lambda message: None, quick=False)
+    again = Profile.open(info)
+    assert again.measured
+    assert again.curve == made.curve
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"rows": 1}', "[1]", '{"rows": [1], "contexts": [0], "seconds": [7]}'])
+def test_a_damaged_file_is_measured_again(content: str) -> None:
+    path = place(Toy().info)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert not Profile.open(Toy().info).measured
+
+
+def test_refined_curves_are_stored_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch)
+    kept = Profile.open(Toy().info)
+    kept.measure(Toy(), lambda message: None, quick=False)
+    before = kept.path.read_text()
+    kept.curve.observe(1, 0, 0.02)
+    kept.keep()
+    assert kept.path.read_text() == before
+    kept.keep(at_once=True)
+    assert json.loads(kept.path.read_text())["seconds"][0][0] > 0.010
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("in the way")
+    LLM(Toy(), "auto").close()
+
+
+# --------------------------------------------------------------------------------------------- use
+@dataclass
+class Counting(Toy):
+    opened: int = 0
+
+    def open(self, tokens):  # type: ignore[no-untyped-def]
+        self.opened += 1
+        return super().open(tokens)
+
+
+def test_only_a_controller_that_reads_the_curve_has_it_measured_and_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed(monkeypatch)
+    first = Counting()
+    LLM(first, "plain")
+    assert first.opened == 0
+    LLM(first, "auto")
+    assert first.opened == 1
+    llm = LLM(first, "auto")
+    assert first.opened == 1
+    assert llm.generate([1], max_tokens=8).stats.speedup is not None

@@ -1,0 +1,109 @@
+"""Every architecture through the contract of the waist."""
+
+import numpy as np
+import pytest
+import torch
+
+from sapwood.backends.torch.model import CHUNK, TorchBackend
+from sapwood.backends.torch.support import check_tree
+from sapwood.errors import SapwoodError
+from sapwood.protocols import Work
+from sapwood.testing import waist
+from sapwood.tree import Tree
+from tests import tiny
+
+
+@pytest.mark.parametrize("check", waist.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_waist(name: str, check: waist.Check) -> None:
+    check(tiny.backend(name), np.random.default_rng(0), 1e-4)
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_backend_equals_the_bare_model(name: str) -> None:
+    backend = tiny.backend(name)
+    tokens = waist.text(backend, np.random.default_rng(3), 20)
+    with torch.inference_mode():
+        wanted = backend.model(torch.tensor([tokens])).logits[0, -4:].numpy()
+    [scores] = backend.score([Work(backend.open(tokens[:-4]), waist.line(tokens[-4:]))])
+    assert np.stack([scores.logits(row) for row in range(4)]) == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype: torch.dtype) -> None:
+    waist.check_backend(TorchBackend(tiny.make("llama", dtype)), tolerance=0.3)
+
+
+def test_a_model_that_ignores_the_mask_is_refused() -> None:
+    model = tiny.make("llama")
+    forward = model.model.forward
+    model.model.forward = lambda *_, attention_mask=None, **rest: forward(attention_mask=None, **rest)
+    check_tree(tiny.backend("llama"))
+    with pytest.raises(SapwoodError, match="branches"):
+        check_tree(TorchBackend(model))
+
+
+def test_long_prompts_are_read_in_chunks() -> None:
+    backend = TorchBackend(tiny.make("llama", max_position_embeddings=3 * CHUNK))
+    tokens = waist.text(backend, np.random.default_rng(0), CHUNK + 40)
+    with torch.inference_mode():
+        wanted = backend.model(torch.tensor([tokens])).logits[0, -1].numpy()
+    [scores] = backend.score([Work(backend.open(tokens[:-1]), Tree(tokens[-1]))])
+    assert scores.logits(0) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_sessions_grow_beyond_their_first_room() -> None:
+    backend = TorchBackend(tiny.make("gpt2", max_position_embeddings=1000))
+    session, tokens = backend.open([1, 2]), waist.text(backend, np.random.default_rng(0), 600)
+    for start in range(0, 600, 60):
+        backend.score([Work(session, waist.line(tokens[start : start + 60]))])
+        session.commit(range(60))
+    found = waist.run(backend, session, Tree(7))
+    waist.agree(found[0], waist.after(backend, [1, 2, *tokens, 7]), 1e-4, "growth must keep what was committed")
+
+
+def test_the_context_is_a_limit() -> None:
+    backend = tiny.backend("gpt2")
+    full = [1] * backend.info.context
+    backend.open(full)
+    with pytest.raises(SapwoodError, match="does not fit"):
+        backend.open([*full, 1])
+    with pytest.raises(SapwoodError, match="does not fit"):
+        backend.score([Work(backend.open(full), Tree(1))])
+
+
+def test_since_must_name_nodes_in_the_tail() -> None:
+    backend, tree = tiny.backend("llama"), waist.line([1, 2, 3])
+    session = backend.open([5, 6])
+    with pytest.raises(ValueError, match="only 0 nodes"):
+        backend.score([Work(session, tree, 1)])
+    backend.score([Work(session, waist.line([1, 9]))])
+    with pytest.raises(ValueError, match="not those scored"):
+        backend.score([Work(session, tree, 2)])
+    with pytest.raises(ValueError, match="nothing to score"):
+        backend.score([Work(session, tree, 3)])
+    with pytest.raises(ValueError, match="one tree per session"):
+        backend.score([Work(session, tree), Work(session, tree)])
+
+
+def test_hidden_states_come_on_request() -> None:
+    model = tiny.make("llama")
+    plain, rich = TorchBackend(model), TorchBackend(model, hidden=(0, 2))
+    assert plain.info.provides == frozenset()
+    assert rich.info.provides == {"hidden"}
+    tree = waist.line([3, 4, 5])
+    [scores] = rich.score([Work(rich.open([1, 2]), tree)])
+    with torch.inference_mode():
+        states = model(torch.tensor([[1, 2, 3, 4, 5]]), output_hidden_states=True).hidden_states
+    wanted = torch.cat([states[0][0, [4, 2]], states[2][0, [4, 2]]], -1)
+    assert torch.allclose(scores.hidden([2, 0]), wanted, atol=1e-5)
+    [scores] = plain.score([Work(plain.open([1, 2]), tree)])
+    with pytest.raises(ValueError, match="hidden="):
+        scores.hidden([0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_waist_on_cuda(name: str) -> None:
+    waist.check_backend(TorchBackend(tiny.make(name).to("cuda"), name), tolerance=2e-3)
