@@ -104,13 +104,16 @@ def test_overrides_replace_single_slots() -> None:
         ("ngram + static(shape=3) + match + fixed", "shape of static must be a list in brackets, not 3"),
         ("ngram + static(shape=[1, x]) + match + fixed", "shape of static must be int, not x"),
         ("ngram + static(shape=[]) + match + fixed", "shape of static must list children per level"),
-        ("ngram + best(estimator=3) + match + fixed", "estimator of best must be an? estimator, not 3"),
+        (
+            "ngram + best(estimator=3) + match + fixed",
+            "estimator of best must name a part of the family estimator, not 3",
+        ),
         ("ngram + best(estimator=chain) + match + fixed", "unknown estimator 'chain'; known: raw, binned"),
         (
             "recycling(draws=all) + chain + match + fixed",
             "draws of recycling must be one of topk, iid, swor, mixed, not",
         ),
-        ("ngram + chain + match + fixed(nodes=1) x", "'x' is left over"),
+        ("ngram + chain + match + fixed(nodes=1) x", "expected . before 'x'"),
     ],
 )
 def test_mistakes_are_named_in_one_sentence(text: str, message: str) -> None:

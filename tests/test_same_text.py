@@ -9,8 +9,8 @@ from sapwood.backends.toy import Toy
 from sapwood.controllers.fixed import Fixed
 from sapwood.drafters.model import Model
 from sapwood.engine import Engine
-from sapwood.records import Draw, Guarantee
 from sapwood.recipe import Recipe
+from sapwood.records import Draw, Guarantee
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
 from tests.recipes import part

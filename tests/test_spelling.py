@@ -68,7 +68,7 @@ def test_numbers_keep_their_kind() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "expected more before 'the end'"),
+        ("", "it names 0"),
         ("3", "'3' is not a name"),
         ("'best'", "is not a name"),
         ("best(", "expected more before"),
@@ -77,7 +77,7 @@ def test_numbers_keep_their_kind() -> None:
         ("best(estimator=raw", "expected ,"),
         ("best(=raw)", "is not a new option name"),
         ("best(a=1, a=2)", "'a' is not a new option name"),
-        ("best(a=1) b", "'b' is left over"),
+        ("best(a=1) b", "expected . before 'b'"),
         ("best(a=[1, 2)", "expected ,"),
         ("best(a=1 b=2)", "expected ,"),
         ("best(a=12x)", "cannot read '12x'?"),

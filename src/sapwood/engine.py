@@ -4,19 +4,20 @@ Plain decoding is this loop with a budget of no nodes, and a chain is a tree of 
 baseline and a method share every line that is timed.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from sapwood.cost import CostCurve, flat
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Backend, Drafter, Policy, Request, Scores, Setting, Work
-from sapwood.records import Budget, Outcome, Times
+from sapwood.laws import PathLaws
+from sapwood.protocols import Backend, Drafter, Frontier, Policy, Request, Scores, Setting, Work
 from sapwood.recipe import Recipe
+from sapwood.records import Budget, Outcome, Times
 from sapwood.rng import Rng
 from sapwood.sampling import Sampler, Sampling
 from sapwood.tree import CAPACITY, Tree
-from sapwood.laws import PathLaws
 
 
 def no_loader(name: str) -> Backend:
@@ -53,6 +54,9 @@ class Decoding:
 
     def __init__(self, engine: Engine, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> None:
         self.info, self.rng = engine.target.info, rng
+        if not prompt:
+            raise SapwoodError("an empty prompt has nothing to continue; give at least one token")
+        sampling.check_tokens(self.info.vocab)
         self.sampler = Sampler(sampling, prompt)
         self.drafter, self.policy, self.verifier, self.controller = engine.recipe.fresh(Request(prompt, self.sampler))
         self.session, self.root = engine.target.open(prompt[:-1]), prompt[-1]
@@ -83,8 +87,8 @@ class Decoding:
         self.sampler.commit(outcome.tokens)
         self.drafter.observe(outcome)
         self.clock.lap("draft")  # what a drafter spends on learning is part of its price, booked with the next round
-        self.policy.observe(outcome)
-        self.controller.observe(outcome)
+        for part in (self.policy, self.verifier, self.controller):
+            part.observe(outcome)
         self.root = verdict.bonus
         self.clock.lap("other")
         return outcome
@@ -99,18 +103,24 @@ class Decoding:
 
     def close(self) -> None:
         """Free the request's memory."""
-        for part in (self.session, self.drafter, self.policy, self.controller):
+        for part in (self.session, self.drafter, self.policy, self.verifier, self.controller):
             part.close()
 
 
 def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
     """Draft level by level until the policy is content."""
     tree = Tree(root)
-    while budget.nodes and (frontier := policy.frontier(tree, budget)):
+    while budget.nodes and (frontier := fit(policy.frontier(tree, budget), (CAPACITY - len(tree)) // drafter.fan)):
         drafter.expand(tree, frontier, rng)
         for node, _ in frontier:
             tree.close(node)
     return tree
+
+
+def fit(frontier: Frontier, room: int) -> Frontier:
+    """As much of a frontier, from its front, as the tree has room for."""
+    ends = itertools.accumulate(width for _, width in frontier)
+    return [request for request, end in zip(frontier, ends, strict=True) if end <= room]
 
 
 class Clock:

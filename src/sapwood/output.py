@@ -62,7 +62,7 @@ def steps(
     tally, step = Tally(), None
     # a controller that prices its trees refines the curve itself; for the others it is followed here
     watched = measured and not getattr(engine.recipe.controller, "priced", False)
-    with closing(engine.rounds(prompt, sampling, Keyed(sampling.seed))) as rounds:  # type: ignore[type-var]
+    with closing(engine.rounds(prompt, sampling, Keyed(sampling.seed))) as rounds:
         while step is None or not step.done:
             start = time.perf_counter()
             outcome: Outcome = next(rounds)

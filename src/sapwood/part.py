@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+from sapwood.errors import SapwoodError
 from sapwood.protocols import Request, Setting
 from sapwood.records import Outcome
 
@@ -15,6 +16,12 @@ class Part:
 
     name: ClassVar[str] = ""  # its word in the table of methods
     paper: ClassVar[str] = ""  # arXiv id or citation of the rule
+    source_: int = 0  # a drafter's bit in `Tree.sources`
+
+    @property
+    def fan(self) -> int:
+        """A drafter's number of voices: how many times the children asked for a node may get."""
+        return 1
 
     def bind(self, setting: Setting) -> None:
         """Bind nested parts; nothing else to load."""
@@ -65,6 +72,13 @@ class Part:
         ]
         name = self.name or type(self).__name__.lower()
         return f"{name}({', '.join(changed)})" if changed else name
+
+
+def at_least(least: int, **values: int) -> None:
+    """Refuse option values below their least."""
+    for name, value in values.items():
+        if value < least:
+            raise SapwoodError(f"{name}={value} must be at least {least}")
 
 
 def options(part: Part) -> tuple["dataclasses.Field[Any]", ...]:

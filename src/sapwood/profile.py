@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -110,13 +109,14 @@ def sweep(target: Backend, session: Session, trees: Sequence[Tree], seconds: flo
 
 
 def line(rows: Sequence[int], times: Times) -> list[float]:
-    """Median seconds by rows; between and beyond the timed ones on straight lines, never above one by one."""
+    """Seconds by rows; between and beyond the timed ones on straight lines, never above one by one."""
     known = sorted(times)
-    medians = [statistics.median(times[count][1:] or times[count]) for count in known]
-    slope = max((medians[-1] - medians[0]) / max(known[-1] - known[0], 1), 0.0)
-    filled = np.interp(rows, known, medians) + slope * np.maximum(np.array(rows) - known[-1], 0)
+    # the lower quartile: whatever else the machine does can only add to a time
+    typical = [float(np.quantile(times[count][1:] or times[count], 0.25)) for count in known]
+    slope = max((typical[-1] - typical[0]) / max(known[-1] - known[0], 1), 0.0)
+    filled = np.interp(rows, known, typical) + slope * np.maximum(np.array(rows) - known[-1], 0)
     # n rows cannot cost more than n passes of one row: what was timed above that is a busy machine
-    capped: list[float] = np.minimum(filled, medians[0] * np.array(rows)).tolist()
+    capped: list[float] = np.minimum(filled, typical[0] * np.array(rows)).tolist()
     return capped
 
 

@@ -118,6 +118,10 @@ class Drafter(Part, Protocol):
     source_: int  # the drafter's bit in `Tree.sources`; 0 unless several drafters share a tree
 
     @property
+    def fan(self) -> int:
+        """How many drafters answer at once: a node may get so many times the children asked for."""
+
+    @property
     def draws(self) -> Draw:
         """How siblings are chosen."""
 
@@ -126,8 +130,7 @@ class Drafter(Part, Protocol):
         """What the target's backend must provide."""
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
-        """Add children to these nodes, at most the given number each (from each of several merged drafters);
-        leave all other nodes alone."""
+        """Add children to these nodes, at most `fan` times the given number each; leave all others alone."""
 
 
 class Policy(Part, Protocol):

@@ -17,7 +17,7 @@ from sapwood.errors import SapwoodError, Unsound
 from sapwood.part import Part, spell
 from sapwood.protocols import Controller, Drafter, Estimator, Policy, Request, Setting, Verifier
 from sapwood.records import Draw, Guarantee, Prune
-from sapwood.spelling import Call, read
+from sapwood.spelling import Call, read, read_all
 
 SEAMS: dict[Any, str] = {
     Drafter: "drafter",
@@ -95,13 +95,12 @@ def judges_of(draws: Draw) -> str:
 def parse(text: str, **overrides: str | None) -> Recipe:
     """Read `drafter + policy + verifier + controller`, in any order; overrides replace single slots."""
     found: dict[str, Part] = {}
-    for piece in split(text):
-        call = read(piece)
+    for call in read_all(text):
         family = methods.family_of(call.name)
         if family not in SLOTS:
             raise SapwoodError(f"{call.name!r} is an {family}: give it to a policy, as in best(estimator={call.name})")
         if family in found:
-            raise SapwoodError(f"{text!r} names two parts of the family {family}: {found[family]} and {piece.strip()}")
+            raise SapwoodError(f"{text!r} names two parts of the family {family}: {found[family]} and {call.name}")
         found[family] = build(family, call)
     for family, spelling in overrides.items():
         if spelling is not None:
@@ -110,18 +109,6 @@ def parse(text: str, **overrides: str | None) -> Recipe:
     if missing:
         raise SapwoodError(f"recipe {text!r} lacks a {' and a '.join(missing)}; `sapwood methods` lists them")
     return Recipe(**found)  # type: ignore[arg-type]
-
-
-def split(text: str) -> list[str]:
-    """The pieces between the `+` signs that stand outside brackets and between blanks."""
-    pieces, depth = [""], 0
-    for word in text.replace(" + ", "\0"):
-        if word == "\0" and depth == 0:
-            pieces.append("")
-            continue
-        depth += (word in "([") - (word in ")]")
-        pieces[-1] += " + " if word == "\0" else word
-    return [piece for piece in pieces if piece.strip()]
 
 
 def build(family: str, call: Call) -> Part:
@@ -141,7 +128,7 @@ def fit(value: Any, hint: Any, what: str) -> Any:
     """A value as the option's type wants it."""
     if hint in SEAMS:
         if not isinstance(value, Call):
-            raise SapwoodError(f"{what} must be a {SEAMS[hint]}, not {value!r}")
+            raise SapwoodError(f"{what} must name a part of the family {SEAMS[hint]}, not {value!r}")
         return build(SEAMS[hint], value)
     if typing.get_origin(hint) is list:
         if not isinstance(value, list):

@@ -53,21 +53,22 @@ class Keyed:
 
     def flip(self, chance: float, place: Place) -> bool:
         """True with this chance: one uniform number below it."""
-        return float(uniforms(self._key(place), 1)[0]) < chance
+        return float(self.noise(place, 1)[0]) < chance
 
     def pick(self, law: FloatArray, place: Place) -> int:
         """The largest of log law + Gumbel noise; only tokens of positive probability can win."""
         support = np.flatnonzero(law)
-        noise = uniforms(self._key(place), len(law))[support]
+        noise = self.noise(place, len(law))[support]
         # argmax(log p - log(-log u)) = argmin(-log u / p): one division, one logarithm
         with np.errstate(over="ignore"):  # a probability near zero waits for ever
             return int(support[np.argmin(-np.log(noise) / law[support])])
 
-    def _key(self, place: Place) -> int:
+    def noise(self, place: Place, count: int) -> FloatArray:
+        """The uniform numbers of this place, [count]."""
         key = self.seed
         for word in place:
             key = mix((key ^ (word & MASK)) + GOLDEN)
-        return key
+        return uniforms(key, count)
 
 
 def mix(word: int) -> int:

@@ -59,6 +59,13 @@ class Sampling:
         if self.top_p == 0:
             raise SapwoodError("top_p=0 keeps no token; use temperature=0 for the best token")
 
+    def check_tokens(self, vocab: int) -> None:
+        """Refuse token ids that the model does not have."""
+        for name in ("logit_bias", "banned", "stop_ids"):
+            strange = [token for token in getattr(self, name) if not 0 <= token < vocab]
+            if strange:
+                raise SapwoodError(f"{name} names token {strange[0]}; this model has tokens 0 to {vocab - 1}")
+
     @property
     def greedy(self) -> bool:
         """True when the best token is taken without randomness."""
@@ -114,7 +121,10 @@ class Sampler:
 
     def best(self, logits: FloatArray, path: Sequence[int]) -> int:
         """The most likely token; the lowest id wins a tie."""
-        return int(np.argmax(self.adjust(logits, path)))
+        adjusted = self.adjust(logits, path)
+        if np.isneginf(adjusted[token := int(np.argmax(adjusted))]):
+            raise SapwoodError("every token is banned here; allow at least one")
+        return token
 
     def law(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
         """The law of the next token after `path`, [vocab]; one-hot when greedy."""
@@ -128,7 +138,9 @@ class Sampler:
 def softmax(logits: FloatArray, temperature: float = 1.0) -> FloatArray:
     """Probabilities in float64."""
     scaled = logits.astype(np.float64) / temperature
-    law: FloatArray = np.exp(scaled - scaled.max())
+    if np.isneginf(peak := scaled.max()):
+        raise SapwoodError("every token is banned here; allow at least one")
+    law: FloatArray = np.exp(scaled - peak)
     law /= law.sum()
     return law
 
@@ -152,6 +164,7 @@ def nucleus(law: FloatArray, mass: float) -> FloatArray:
     likely = np.flatnonzero(law >= (1 - mass) / len(law))
     likely = likely[np.argsort(-law[likely], kind="stable")]
     count = int(np.searchsorted(np.cumsum(law[likely]), mass)) + 1
-    kept = np.zeros_like(law)
+    kept: FloatArray = np.zeros_like(law)
     kept[likely[:count]] = law[likely[:count]]
-    return kept / kept.sum()
+    kept /= kept.sum()
+    return kept

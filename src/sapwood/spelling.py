@@ -14,8 +14,8 @@ TOKEN = re.compile(
     r"""\s*(?:
     (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w+-])) |
     (?P<string>'[^']*'|"[^"]*") |
-    (?P<word>[A-Za-z_][\w.+-]*) |
-    (?P<mark>[()\[\],=])
+    (?P<word>[A-Za-z_][\w.+/-]*) |
+    (?P<mark>[()\[\],=+])
     )""",
     re.VERBOSE,
 )
@@ -99,11 +99,20 @@ class Reader:
 
 def read(text: str) -> Call:
     """Read one part's spelling."""
-    reader = Reader(text)
-    kind, name = reader.take()
-    if kind != "word":
-        raise reader.fault(f"{name!r} is not a name")
-    made = reader.call(name)
-    if reader.tokens:
-        raise reader.fault(f"{reader.peek()!r} is left over")
-    return made
+    calls = read_all(text)
+    if len(calls) != 1:
+        raise SapwoodError(f"{text!r} is not a part: it names {len(calls)} where one belongs; write name(key=value, ...)")
+    return calls[0]
+
+
+def read_all(text: str) -> list[Call]:
+    """Read parts joined by `+`."""
+    reader, calls = Reader(text), list[Call]()
+    while reader.tokens:
+        if calls:
+            reader.take("+")
+        kind, name = reader.take()
+        if kind != "word":
+            raise reader.fault(f"{name!r} is not a name")
+        calls.append(reader.call(name))
+    return calls

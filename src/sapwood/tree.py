@@ -22,6 +22,7 @@ class Tree:
         self._size = 0
         self._allocate(min(capacity, CAPACITY))
         self.laws: dict[tuple[int, int], FloatArray] = {}  # (node, source) -> q of its sampled children
+        self._chosen: dict[tuple[int, int], int] = {}  # (parent, token) -> the chosen child that carries it
         self.kept: IntArray | None = None  # [n] index of each node in the tree this one was cut from
         self._append(root, -1, 1.0, 0, 0, False)
 
@@ -56,6 +57,8 @@ class Tree:
         self._sources[node] = 1 << source if node else 0
         self._sampled[node] = sampled
         self._expanded[node] = False
+        if not sampled:
+            self._chosen[parent, token] = node
         self._size += 1
         return node
 
@@ -113,10 +116,10 @@ class Tree:
         self, parent: int, token: int, prob: float, *, rank: int = 0, source: int = 0, sampled: bool = False
     ) -> int:
         """Add one child and return it; a chosen token that is a chosen child already gains a source."""
-        if not sampled:
-            for twin in np.flatnonzero((self.parents == parent) & (self.tokens == token) & ~self.sampled):
-                self._sources[twin] |= 1 << source
-                return int(twin)
+        twin = None if sampled else self._chosen.get((parent, token))
+        if twin is not None:
+            self._sources[twin] |= 1 << source
+            return twin
         return self._append(token, parent, prob, rank, source, sampled)
 
     def extend(self, parent: int, tokens: Sequence[int], probs: Sequence[float], *, source: int = 0) -> list[int]:
@@ -158,7 +161,8 @@ class Tree:
 
     def spell(self, node: int) -> list[int]:
         """Tokens on the path from the root to this node, both included."""
-        return self.tokens[self.path(node)].tolist()
+        tokens: list[int] = self.tokens[self.path(node)].tolist()
+        return tokens
 
     def ancestors(self) -> BoolArray:
         """Square matrix, [n, n]: True where the column lies on the row's path, itself included."""
@@ -181,8 +185,8 @@ class Tree:
             parent = int(self._parents[old])
             if parent not in new:
                 raise ValueError(f"node {old} cannot be kept without its parent {parent}")
-            cut._append(int(self._tokens[old]), new[parent], 0.0, 0, 0, False)
-        for name in ("ranks", "sources", "probs", "reach", "sampled", "expanded"):
+            cut._append(int(self._tokens[old]), new[parent], 0.0, 0, 0, bool(self._sampled[old]))
+        for name in ("ranks", "sources", "probs", "reach", "expanded"):
             getattr(cut, f"_{name}")[: len(order)] = getattr(self, f"_{name}")[order]
         cut.valued = sum(old < self.valued for old in order)
         cut.laws = {(new[node], source): law for (node, source), law in self.laws.items() if node in new}

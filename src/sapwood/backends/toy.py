@@ -96,7 +96,7 @@ class Toy:
 
     salt: str = "target"
     vocab: int = 3
-    context: int = 64
+    context: int = 4096
     passes: int = field(default=0, compare=False)
 
     @property

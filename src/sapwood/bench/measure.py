@@ -81,7 +81,7 @@ def decode(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> Run:
     room = engine.target.info.context - len(prompt)
     sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
     run, ends, start = Run(), frozenset(sampling.stop_ids), engine.now()
-    with closing(engine.rounds(prompt, sampling, Keyed(sampling.seed))) as rounds:  # type: ignore[type-var]
+    with closing(engine.rounds(prompt, sampling, Keyed(sampling.seed))) as rounds:
         for outcome in rounds:
             if run.passes == 0:  # the clock of the rounds starts when the prompt has been read
                 run.prefill = engine.now() - start - outcome.times.total

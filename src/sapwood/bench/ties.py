@@ -12,7 +12,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray
 from sapwood.protocols import Backend, Work
-from sapwood.rng import Keyed, Place, uniforms
+from sapwood.rng import Keyed, Place
 from sapwood.sampling import Sampling
 from sapwood.tree import Tree
 
@@ -73,5 +73,5 @@ def noisy(logits: FloatArray, sampling: Sampling, position: int) -> FloatArray:
     """Logits whose best token is the one plain decoding takes at this position."""
     if sampling.greedy:
         return logits
-    noise = uniforms(Keyed(sampling.seed)._key(Place(position)), len(logits))
+    noise = Keyed(sampling.seed).noise(Place(position), len(logits))
     return logits - sampling.temperature * np.log(-np.log(noise))

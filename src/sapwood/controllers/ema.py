@@ -8,7 +8,7 @@ on, so it counts one more.
 import math
 from dataclasses import dataclass
 
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.protocols import Request
 from sapwood.records import NO_NODES, Budget, Outcome
 
@@ -24,6 +24,9 @@ class Ema(Part):
     most: int = 20
     nodes: int = 60
     width: int = 4
+
+    def __post_init__(self) -> None:
+        at_least(1, probe=self.probe, most=self.most, nodes=self.nodes, width=self.width)
 
     def reset(self, request: Request) -> None:
         """Begin hopefully."""

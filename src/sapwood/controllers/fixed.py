@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.records import Budget
 
 
@@ -13,6 +13,9 @@ class Fixed(Part):
     nodes: int = 16
     depth: int = 8
     width: int = 4
+
+    def __post_init__(self) -> None:
+        at_least(0, nodes=self.nodes, depth=self.depth, width=self.width)
 
     def budget(self) -> Budget:
         """The options themselves."""

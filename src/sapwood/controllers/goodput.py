@@ -6,18 +6,21 @@ Dinkelbach's method per round). So this controller does not choose a shape: it s
 n nodes must bring lambda * (V(n) - V(0)) tokens to pay for its pass, V being the measured staircase,
 and each expansion lambda times its draft seconds; the policy then grows breadth, depth and size
 exactly as far as calibrated reach pays for them. When a stretch of speculating rounds was no faster
-than plain decoding would have been, drafting rests for a while and then tries again.
+than plain decoding would have been, drafting rests for a while and then tries again. Costs and
+chances that are never tried cannot be corrected, so after many rounds without a tree one small tree
+is sent whatever it costs.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from sapwood.cost import CostCurve
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.protocols import Request, Setting
 from sapwood.records import NO_NODES, Budget, Outcome
 
 FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
+PROBE = 7  # nodes of the tree that is sent unpriced
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Ledger:
     rounds: int = 0  # speculating rounds since the last decision
     rest: int = 0  # plain rounds still to go
     pause: int = 0  # length of the next rest
+    idle: int = 0  # rounds since a tree was last sent
 
 
 @dataclass
@@ -44,8 +48,12 @@ class Goodput(Part):
     patience: int = 12  # speculating rounds between two decisions
     pause: int = 8  # rounds of the first rest; each fruitless try doubles it
     longest: int = 128  # longest rest
+    probe: int = 64  # rounds without a tree after which one is sent unpriced
 
     priced: ClassVar[bool] = True  # reads the machine's cost curve, which must have been measured
+
+    def __post_init__(self) -> None:
+        at_least(1, nodes=self.nodes, depth=self.depth, width=self.width, patience=self.patience, pause=self.pause)
 
     def bind(self, setting: Setting) -> None:
         """Take the machine's cost curve; the ledger is shared by all requests."""
@@ -60,6 +68,8 @@ class Goodput(Part):
         """The largest budget, with the price of everything in it."""
         if self.ledger_.rest > 0:
             return NO_NODES
+        if self.ledger_.idle >= self.probe:
+            return Budget(min(self.nodes, PROBE), self.depth, self.width)
         line = self.cost_.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
         rate = self.rate(line[0])
         return Budget(self.nodes, self.depth, self.width, rate * (line - line[0]), rate * self.ledger_.expansion)
@@ -74,6 +84,7 @@ class Goodput(Part):
         ledger, times, rows = self.ledger_, outcome.times, len(outcome.tree)
         self.cost_.observe(rows, outcome.context, times.verify)
         self.context_ = outcome.context + outcome.verdict.accepted + 1
+        ledger.idle = 0 if rows > 1 else ledger.idle + 1
         if ledger.rest > 0:
             ledger.rest -= 1
             return

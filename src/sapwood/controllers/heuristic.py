@@ -5,7 +5,7 @@ The schedule of transformers' assisted generation: +2 when everything was accept
 
 from dataclasses import dataclass
 
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.protocols import Request
 from sapwood.records import Budget, Outcome
 
@@ -18,6 +18,9 @@ class Heuristic(Part):
     most: int = 20  # deepest
     nodes: int = 60
     width: int = 4
+
+    def __post_init__(self) -> None:
+        at_least(1, start=self.start, most=self.most, nodes=self.nodes, width=self.width)
 
     def reset(self, request: Request) -> None:
         """Begin at the first depth."""

@@ -25,7 +25,6 @@ class Merge(Part):
     drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Recycling()])
 
     paper: ClassVar[str] = "2305.09781"
-    source_: ClassVar[int] = 0
 
     @property
     def draws(self) -> Draw:
@@ -36,6 +35,11 @@ class Merge(Part):
         if Draw.IID in kinds:
             raise Unsound(f"{self} mixes iid draws with others; use draws=swor, or draws=iid in every drafter")
         return Draw.MIXED
+
+    @property
+    def fan(self) -> int:
+        """The voices of all drafters."""
+        return sum(drafter.fan for drafter in self.drafters)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -50,7 +54,7 @@ class Merge(Part):
     def number(self, first: int) -> int:
         """Give the drafters the sources from `first` on; return the next free one."""
         for drafter in self.drafters:
-            vars(drafter)["source_"] = first  # on the object itself, so that its copies keep it
+            drafter.source_ = first
             first = drafter.number(first) if isinstance(drafter, Merge) else first + 1
         return first
 

@@ -31,7 +31,6 @@ class Model(Part):
 
     paper: ClassVar[str] = "2211.17192"
     needs: ClassVar[frozenset[str]] = frozenset()
-    source_: ClassVar[int] = 0
 
     def bind(self, setting: Setting) -> None:
         """Load the model and compare vocabularies."""
@@ -46,16 +45,20 @@ class Model(Part):
             )
 
     def reset(self, request: Request) -> None:
-        """Read the prompt, all but its last token."""
-        self.session_ = self.backend_.open(request.prompt[:-1])
-        self.unread_ = [request.prompt[-1]]  # emitted tokens not committed here; the last is the root
+        """Read the prompt, all but its last token; a text beyond the draft's own context is left alone."""
+        fits = len(request.prompt) < self.backend_.info.context
+        self.session_ = self.backend_.open(request.prompt[:-1] if fits else [])
+        self.unread_ = list(request.prompt[-1 if fits else 0 :])  # emitted, not committed here; the last is the root
         self.sampler_ = request.sampler
         self.scratch_: Tree | None = None
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Score the frontier in one pass and propose children of each of its nodes."""
-        if self.scratch_ is None:
+        if self.scratch_ is None and self._room(len(self.unread_)):
             self._begin(tree)
+        frontier = [(node, width) for node, width in frontier if self._room(len(self.unread_) + int(tree.depths[node]))]
+        if not frontier:
+            return
         rows = [self._place(tree, node) for node, _ in frontier]
         scores = self._score()
         draws = kind(self.draws, self.sampler_)
@@ -72,6 +75,10 @@ class Model(Part):
             law = draft_law(self.sampler_, scores.logits(index), tree.spell(node)[1:])
             position = self.root_position_ + int(tree.depths[node]) + 1
             propose(tree, node, law, width, draws, position, rng, self.source_)
+
+    def _room(self, rows: int) -> bool:
+        """True while this many more tokens fit the draft's context."""
+        return self.session_.length + rows < self.backend_.info.context
 
     def _begin(self, tree: Tree) -> None:
         """Start the scratch tree with the chain of unread tokens, the root last."""

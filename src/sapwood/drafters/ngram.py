@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request
 from sapwood.records import Draw, Outcome
 from sapwood.rng import Rng
@@ -28,7 +28,9 @@ class Ngram(Part):
     paper: ClassVar[str] = "github.com/apoorvumang/prompt-lookup-decoding"
     draws: ClassVar[Draw] = Draw.TOPK
     needs: ClassVar[frozenset[str]] = frozenset()
-    source_: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        at_least(1, longest=self.longest)
 
     def reset(self, request: Request) -> None:
         """Index the prompt."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from sapwood.drafters.draw import draft_law, kind, propose
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
 from sapwood.records import Draw, Outcome
 from sapwood.rng import Rng
@@ -34,7 +34,10 @@ class Recycling(Part):
 
     paper: ClassVar[str] = "2408.08696"
     needs: ClassVar[frozenset[str]] = frozenset()
-    source_: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        at_least(1, count=self.count)
+        at_least(0, pairs=self.pairs)
 
     def bind(self, setting: Setting) -> None:
         """Begin an empty table, shared by all requests: a row per token, then the rows of pairs."""

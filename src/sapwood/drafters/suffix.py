@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sapwood.drafters.automaton import START, Automaton, Context, Match
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
 from sapwood.records import Draw, Outcome
 from sapwood.rng import Rng
@@ -47,7 +47,10 @@ class Suffix(Part):
     paper: ClassVar[str] = "2411.04975"
     draws: ClassVar[Draw] = Draw.TOPK
     needs: ClassVar[frozenset[str]] = frozenset()
-    source_: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        at_least(1, shortest=self.shortest)
+        at_least(0, memory=self.memory)
 
     def bind(self, setting: Setting) -> None:
         """Begin an empty memory, shared by all requests."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sapwood.estimators.raw import Raw
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.policies.reach import value, worth
 from sapwood.protocols import Estimator, Frontier
 from sapwood.records import Budget, Prune
@@ -24,6 +24,9 @@ class Beam(Part):
 
     paper: ClassVar[str] = "2406.16858"
     prunes: ClassVar[Prune] = Prune.NODES
+
+    def __post_init__(self) -> None:
+        at_least(1, beam=self.beam)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best nodes of the deepest level."""

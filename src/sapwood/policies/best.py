@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from sapwood.estimators.binned import Binned
-from sapwood.part import Part
+from sapwood.part import Part, at_least
 from sapwood.policies.reach import leaves, value, worth
 from sapwood.protocols import Estimator, Frontier
 from sapwood.records import Budget, Prune
@@ -29,6 +29,9 @@ class Best(Part):
 
     paper: ClassVar[str] = "2406.17276"
     prunes: ClassVar[Prune] = Prune.NODES
+
+    def __post_init__(self) -> None:
+        at_least(1, stride=self.stride)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from sapwood.controllers.fixed import Fixed
 from sapwood.cost import flat
 from sapwood.drafters.model import Model
 from sapwood.engine import Engine, grow, no_loader
-from sapwood.part import Part
+from sapwood.part import Part, options
 from sapwood.policies.static import Static
 from sapwood.protocols import Controller, Drafter, Estimator, Policy, Request, Setting, Verifier
 from sapwood.recipe import Recipe, build
@@ -35,8 +36,9 @@ def check_part(family: str, part: Part) -> None:
 
 def check_spelling(family: str, part: Part) -> None:
     """Options are fields, and the spelling reads back to the same part."""
-    assert dataclasses.is_dataclass(part), f"{part} must be a dataclass: its fields are its options"
-    states = [option.name for option in dataclasses.fields(part) if option.name.endswith("_")]
+    made: Any = part
+    assert dataclasses.is_dataclass(made), f"{part} must be a dataclass: its fields are its options"
+    states = [option.name for option in options(part) if option.name.endswith("_")]
     assert not states, f"{states} end in _: that marks state of a request, not an option"
     if "Toy(" in str(part):  # a backend object has no spelling
         return
@@ -76,6 +78,11 @@ class Watched(Part):
     """A drafter that is watched while it expands."""
 
     drafter: Drafter
+
+    @property
+    def fan(self) -> int:
+        """As the drafter inside."""
+        return self.drafter.fan
 
     @property
     def draws(self) -> Draw:

@@ -1,7 +1,6 @@
 """GGUF files, converted once to a folder of float32 weights that loads in seconds."""
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sapwood.errors import SapwoodError
+from sapwood.paths import cache_folder
 
 Progress = Callable[[str], None]
 MAGIC = b"GGUF"
 SAMPLES, SAMPLE = 16, 1 << 16  # blocks of the file, and bytes of each, that make its fingerprint
 FORMAT = "1"  # of what a converted folder holds; a new one is a new folder
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: $SAPWOOD_CACHE, or ~/.cache/sapwood."""
-    return Path(os.environ.get("SAPWOOD_CACHE") or Path.home() / ".cache" / "sapwood")
 
 
 def converted(path: Path, progress: Progress) -> Path:

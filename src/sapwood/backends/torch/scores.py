@@ -36,13 +36,13 @@ class TorchScores:
         return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
 
     @torch.inference_mode()
-    def logits(self, node: int) -> FloatArray:
+    def logits(self, row: int) -> FloatArray:
         """Raw logits of this row, float32 [vocab]."""
-        row: FloatArray = self._logits[node].float().cpu().numpy()
-        return row
+        logits: FloatArray = self._logits[row].float().cpu().numpy()
+        return logits
 
-    def hidden(self, nodes: Sequence[int]) -> Any:
-        """Hidden states of these rows on the device, [nodes, layers * width], layers in the order asked for."""
+    def hidden(self, rows: Sequence[int]) -> Any:
+        """Hidden states of these rows on the device, [rows, layers * width], layers in the order asked for."""
         if self._hidden is None:
             raise ValueError("this backend keeps no hidden states; load the model with hidden=(layer, ...)")
-        return self._hidden[list(nodes)]
+        return self._hidden[list(rows)]
