@@ -33,7 +33,7 @@ STEEP = CostCurve([1, 2, 1024], [0], [[1.0, 100.0, 100.0]])  # a second row cost
 def begin(controller: Some, cost: CostCurve | None = None) -> Some:
     """A controller at the start of a request."""
     controller.bind(Setting(Toy(), cost or flat(), no_loader))
-    controller.reset(Request([0, 1, 2], Sampler(Sampling(), [0, 1, 2])))
+    controller.reset(Request([0, 1, 2], Sampler(Sampling(), [0, 1, 2]), Toy().open([0, 1])))
     return controller
 
 
@@ -76,7 +76,7 @@ def test_heuristic_keeps_one_level_and_ignores_plain_rounds() -> None:
     assert controller.budget().depth == 1
     controller.observe(outcome(0, 0))
     assert controller.budget().depth == 1
-    controller.reset(Request([0], Sampler(Sampling(), [0])))
+    controller.reset(Request([0], Sampler(Sampling(), [0]), Toy().open([])))
     assert controller.budget().depth == 2
 
 

@@ -61,7 +61,7 @@ def begin(part: Part, prompt: list[int], sampling: Sampling | None = None, *, bo
     if not bound:
         part.bind(SETTING)
     copy = part.fresh()
-    copy.reset(Request(prompt, Sampler(sampling or Sampling(), prompt)))
+    copy.reset(Request(prompt, Sampler(sampling or Sampling(), prompt), Toy().open([])))
     return copy
 
 

@@ -20,7 +20,7 @@ from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
 from sapwood.protocols import Drafter, Request, Scores, Work
 from sapwood.recipe import Recipe
-from sapwood.records import NO_NODES, Budget, Draw, Outcome
+from sapwood.records import NO_NODES, Budget, Draw, Outcome, Times
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
 from sapwood.verifiers.match import Match
@@ -171,11 +171,11 @@ def test_interleaved_requests_do_not_disturb_each_other() -> None:
 
 # --------------------------------------------------------------------------------------- the clock
 def test_every_moment_of_a_round_belongs_to_one_stage() -> None:
-    found = rounds(engine(now=itertools.count().__next__))  # each look at the clock is one second
-    stages = [(outcome.times.draft, outcome.times.verify, outcome.times.other) for outcome in found]
-    # a round looks after drafting and after verifying; learning and the rest are booked with the next
-    assert stages[0] == (1, 1, 0)
-    assert set(stages[1:]) == {(2, 1, 1)}
+    ticks = itertools.count()
+    found = rounds(engine(now=lambda: float(next(ticks))))  # each look at the clock is one second
+    # the prompt is read in the first round; a round looks at drafting and verifying, its learning is booked with the next
+    assert found[0].times == Times(draft=2, verify=1, other=0)
+    assert {outcome.times for outcome in found[1:]} == {Times(draft=2, verify=1, other=1)}
 
 
 def test_the_callers_own_time_is_not_booked() -> None:

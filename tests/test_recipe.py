@@ -183,7 +183,7 @@ def test_draft_model_says_what_is_wrong_with_it() -> None:
 
 def test_requests_share_memory_but_not_state() -> None:
     bound = parse("recycling + best + match + goodput").bind(Setting(Toy(), flat(), no_loader))
-    request = Request([0, 1], Sampler(Sampling(), [0, 1]))
+    request = Request([0, 1], Sampler(Sampling(), [0, 1]), Toy().open([0]))
     (one, best, _, pace), (two, other, _, pace2) = bound.fresh(request), bound.fresh(request)
     assert one is not two
     assert one.successors is two.successors  # type: ignore[attr-defined]

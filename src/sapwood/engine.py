@@ -58,9 +58,11 @@ class Decoding:
             raise SapwoodError("an empty prompt has nothing to continue; give at least one token")
         sampling.check_tokens(self.info.vocab)
         self.sampler = Sampler(sampling, prompt)
-        self.drafter, self.policy, self.verifier, self.controller = engine.recipe.fresh(Request(prompt, self.sampler))
         self.session, self.root = engine.target.open(prompt[:-1]), prompt[-1]
         self.clock = Clock(engine.now)
+        request = Request(prompt, self.sampler, self.session)
+        self.drafter, self.policy, self.verifier, self.controller = engine.recipe.fresh(request)
+        self.clock.lap("draft")  # what parts do with the prompt is part of their price
 
     @property
     def full(self) -> bool:

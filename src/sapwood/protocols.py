@@ -26,6 +26,13 @@ class Session(Protocol):
     def length(self) -> int:
         """Committed tokens."""
 
+    def reading(self, last: int) -> "Scores | None":
+        """Scores of the last tokens the session was opened with; None where nothing was read.
+
+        For drafters that learn from the prompt: computed when asked, gone with the first commit, and
+        the same best tokens as `score`, though not always the same logits.
+        """
+
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
 
@@ -94,6 +101,7 @@ class Request:
 
     prompt: Sequence[int]
     sampler: Sampler  # kept up to date by the loop; gives q the same processing as p
+    session: Session  # the target's, holding all but the last prompt token; to read or to fork, never to commit
 
 
 class Part(Protocol):

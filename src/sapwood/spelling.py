@@ -101,7 +101,9 @@ def read(text: str) -> Call:
     """Read one part's spelling."""
     calls = read_all(text)
     if len(calls) != 1:
-        raise SapwoodError(f"{text!r} is not a part: it names {len(calls)} where one belongs; write name(key=value, ...)")
+        raise SapwoodError(
+            f"{text!r} is not a part: it names {len(calls)} where one belongs; write name(key=value, ...)"
+        )
     return calls[0]
 
 

@@ -115,10 +115,11 @@ class Tree:
     def add(
         self, parent: int, token: int, prob: float, *, rank: int = 0, source: int = 0, sampled: bool = False
     ) -> int:
-        """Add one child and return it; a chosen token that is a chosen child already gains a source."""
+        """Add one child and return it; a chosen token that is a chosen child already gains a source and trust."""
         twin = None if sampled else self._chosen.get((parent, token))
         if twin is not None:
             self._sources[twin] |= 1 << source
+            self._probs[twin] += (1.0 - self._probs[twin]) * prob  # either drafter being right is enough
             return twin
         return self._append(token, parent, prob, rank, source, sampled)
 

@@ -58,13 +58,22 @@ class ToySession:
     """A list of tokens, and the last tree scored on it."""
 
     tokens: list[int]
+    model: "Toy"
     tree: Tree | None = None
     closed: bool = False
+    fresh: bool = True  # nothing was committed yet
 
     @property
     def length(self) -> int:
         """Committed tokens."""
         return len(self.tokens)
+
+    def reading(self, last: int) -> Scores | None:
+        """The law after each of the last tokens."""
+        ends = range(max(self.length - last, 0), self.length)
+        if not self.fresh or not ends:
+            return None
+        return self.model.scores([tuple(self.tokens[: end + 1]) for end in ends])
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the tokens on this path of the last scored tree."""
@@ -72,7 +81,7 @@ class ToySession:
         if tree is None or path[0] != ROOT or any(tree.parents[b] != a for a, b in itertools.pairwise(path)):
             raise ValueError(f"{list(path)} is not a path from the root of the last scored tree")
         self.tokens += tree.tokens[list(path)].tolist()
-        self.tree = None
+        self.tree, self.fresh = None, False
 
     def rewind(self, length: int) -> None:
         """Forget the tail."""
@@ -83,7 +92,7 @@ class ToySession:
 
     def fork(self) -> "ToySession":
         """An independent copy."""
-        return ToySession(list(self.tokens))
+        return ToySession(list(self.tokens), self.model, fresh=False)
 
     def close(self) -> None:
         """Nothing is held; only marked, so that use after close is an error."""
@@ -106,7 +115,7 @@ class Toy:
 
     def open(self, tokens: Sequence[int]) -> ToySession:
         """A session with these tokens committed."""
-        return ToySession(list(tokens))
+        return ToySession(list(tokens), self)
 
     def score(self, work: Sequence[Work]) -> list[Scores]:
         """The law after each node's own path, from `since` on."""
@@ -119,5 +128,8 @@ class Toy:
         if session.closed:
             raise ValueError("the session is closed")
         session.tree = tree
-        contexts = [(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))]
+        return self.scores([(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))])
+
+    def scores(self, contexts: Sequence[tuple[int, ...]]) -> ToyScores:
+        """Look up the law after each context."""
         return ToyScores(np.log([law_after(self.salt, self.vocab, context) for context in contexts]))

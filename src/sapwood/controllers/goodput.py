@@ -44,10 +44,10 @@ class Goodput(Part):
     nodes: int = 48  # most nodes of a tree
     depth: int = 16
     width: int = 4
-    slack: float = 0.03  # share by which speculation must fall behind plain decoding before it rests
-    patience: int = 12  # speculating rounds between two decisions
+    slack: float = 0.1  # share by which speculation must fall behind plain decoding before it rests
+    patience: int = 24  # speculating rounds between two decisions
     pause: int = 8  # rounds of the first rest; each fruitless try doubles it
-    longest: int = 128  # longest rest
+    longest: int = 64  # longest rest
     probe: int = 64  # rounds without a tree after which one is sent unpriced
 
     priced: ClassVar[bool] = True  # reads the machine's cost curve, which must have been measured

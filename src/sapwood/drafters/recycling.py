@@ -2,7 +2,8 @@
 
 Token Recycling (arXiv 2408.08696): every row of a checked tree, refused ones included, leaves its
 best next tokens under its own token; the last writer wins, and the table outlives requests. Rows are
-kept once more under their last two tokens, which are asked first; `pairs=0` is the paper's own rule.
+kept once more under their last two tokens, which are asked first, and the end of the prompt is written
+before anything was checked; `pairs=0, prompt=0` is the paper's own rule.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose
 from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
@@ -30,6 +32,7 @@ class Recycling(Part):
 
     count: int = 8  # successors kept per row, >= 1
     pairs: int = 65_521  # rows kept for two tokens, 72 bytes each; a prime spreads best, 0 keeps none
+    prompt: int = 256  # last prompt tokens whose successors are read off the target, 0 reads none
     draws: Draw = Draw.TOPK
 
     paper: ClassVar[str] = "2408.08696"
@@ -37,7 +40,7 @@ class Recycling(Part):
 
     def __post_init__(self) -> None:
         at_least(1, count=self.count)
-        at_least(0, pairs=self.pairs)
+        at_least(0, pairs=self.pairs, prompt=self.prompt)
 
     def bind(self, setting: Setting) -> None:
         """Begin an empty table, shared by all requests: a row per token, then the rows of pairs."""
@@ -48,9 +51,14 @@ class Recycling(Part):
         self.owners = np.full(self.pairs, NONE, np.int64)  # the pair that holds each row; the last one evicts
 
     def reset(self, request: Request) -> None:
-        """Begin a request."""
+        """Begin with what the target made of the prompt."""
         self.sampler_ = request.sampler
         self.committed_ = len(request.prompt) - 1
+        read = request.session.reading(self.prompt)
+        if read is not None:
+            tokens, logps = read.topk(self.successors.shape[1])
+            text = np.asarray(request.prompt[: self.committed_])
+            self._write(text[-len(tokens) :], np.append(0, text)[-len(tokens) - 1 : -1], tokens, logps)
         self.before_ = request.prompt[-2] if self.committed_ else 0  # the token before the root
 
     def observe(self, outcome: Outcome) -> None:
@@ -58,17 +66,20 @@ class Recycling(Part):
         tree, path = outcome.tree, list(outcome.verdict.path)
         order = np.concatenate([np.arange(len(tree)), path])  # a row written twice keeps the later value
         tokens, logps = outcome.scores.topk(self.successors.shape[1])
-        rows = tree.tokens[order]
-        self.successors[rows], self.logps[rows] = tokens[order], logps[order]
-        if self.pairs:
-            before = tree.tokens[tree.parents]
-            before[ROOT] = self.before_
-            keys = (before * self.vocab + tree.tokens)[order]
-            rows = keys % self.pairs
-            self.owners[rows] = keys
-            self.successors[self.vocab + rows], self.logps[self.vocab + rows] = tokens[order], logps[order]
+        before = tree.tokens[tree.parents]
+        before[ROOT] = self.before_
+        self._write(tree.tokens[order], before[order], tokens[order], logps[order])
         self.before_ = int(tree.tokens[path[-1]])
         self.committed_ = outcome.context + len(path)
+
+    def _write(self, last: IntArray, before: IntArray, tokens: IntArray, logps: FloatArray) -> None:
+        """Keep these successors, [n, count], under their last token and under their last two."""
+        self.successors[last], self.logps[last] = tokens, logps
+        if self.pairs:
+            keys = before * self.vocab + last
+            rows = keys % self.pairs
+            self.owners[rows] = keys
+            self.successors[self.vocab + rows], self.logps[self.vocab + rows] = tokens, logps
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add successors of each node's last tokens, chosen or drawn."""

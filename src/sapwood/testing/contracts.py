@@ -120,7 +120,7 @@ def check_policy(part: Part) -> None:
     bound = recipe.bind(Setting(Toy(), flat(), no_loader))
     for budget in BUDGETS:
         sampling = Sampling(temperature=1.0)
-        drafter, policy, _, _ = bound.fresh(Request(PROMPT, Sampler(sampling, PROMPT)))
+        drafter, policy, _, _ = bound.fresh(Request(PROMPT, Sampler(sampling, PROMPT), Toy().open(PROMPT[:-1])))
         tree = grow(PROMPT[-1], drafter, Ending(policy), budget, Keyed(1))
         kept = policy.prune(tree, budget)
         assert len(kept) - 1 <= budget.nodes, f"{policy} keeps {len(kept) - 1} of {budget.nodes} nodes"

@@ -233,6 +233,22 @@ def answers_agree(backend: Backend, rng: np.random.Generator, tolerance: float) 
     agree(logps, -np.sort(-laws, axis=1)[:, :count], tolerance, "topk must give the best tokens, best first")
 
 
+def reading_knows_the_text(backend: Backend, rng: np.random.Generator, tolerance: float) -> None:
+    """What was read while opening names the best next tokens of the text, until something is committed."""
+    start, tree = prompt(backend, rng), random_tree(backend, rng, 2)
+    session = backend.open(start)
+    read = session.reading(3)
+    assert read is not None, "a text that was just read must be known"
+    best = read.argmax()
+    assert len(best) == 3, "reading must give the rows asked for"
+    for row, token in enumerate(best):
+        law = after(backend, start[: len(start) - 2 + row])
+        assert law[token] >= law.max() - tolerance, "reading must name the best next token"
+    run(backend, session, tree)
+    session.commit([0])
+    assert session.reading(3) is None, "reading must end with the first commit"
+
+
 def misuse_is_refused(backend: Backend, rng: np.random.Generator, _: float) -> None:
     """What would corrupt a session raises an error instead."""
     start, tree = prompt(backend, rng), Tree(*text(backend, rng, 1))
@@ -262,5 +278,6 @@ CHECKS: tuple[Check, ...] = (
     sessions_are_apart,
     empty_text_opens,
     answers_agree,
+    reading_knows_the_text,
     misuse_is_refused,
 )

@@ -14,7 +14,7 @@ from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import PassCache, Slots, Span
 from sapwood.backends.torch.mask import WHOLE, Block, build
 from sapwood.backends.torch.scores import TorchScores
-from sapwood.backends.torch.session import TorchSession
+from sapwood.backends.torch.session import Reading, TorchSession
 from sapwood.backends.torch.support import context_of, layout_of, windows_of
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Scores, Work
@@ -57,8 +57,13 @@ class TorchBackend:
                 f"a text of {len(tokens)} tokens does not fit the model's context of {self.info.context}"
             )
         session = TorchSession(Slots(self._layout, len(tokens)))
-        for start in range(0, len(tokens), CHUNK):
+        parts = [
             self._prefill(session, np.asarray(tokens[start : start + CHUNK], np.int64))
+            for start in range(0, len(tokens), CHUNK)
+        ]
+        if parts:
+            states, hidden = parts[-1][0], [kept for _, kept in parts if kept is not None]
+            session.read = Reading(self.model.get_output_embeddings(), states, torch.cat(hidden) if hidden else None)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the prompt's time is not booked on the first round
         return session
@@ -86,11 +91,13 @@ class TorchBackend:
         return session
 
     # --------------------------------------------------------------------------------- a pass
-    def _prefill(self, session: TorchSession, tokens: IntArray) -> None:
+    def _prefill(self, session: TorchSession, tokens: IntArray) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Commit a piece of a prompt; its last states [rows, width] and, where asked for, hidden states."""
         rows = np.arange(len(tokens))
-        span = session.extend(len(tokens))
-        self._forward(self.model.base_model, tokens, [Block(session.length, rows - 1, rows)], [span])
+        block, span = Block(session.length, rows - 1, rows), session.extend(len(tokens))
+        out = self._forward(self.model.base_model, tokens, [block], [span], output_hidden_states=bool(self.hidden))
         session.advance(len(tokens))
+        return out.last_hidden_state[0], self._kept(out)
 
     def _run(
         self, tokens: IntArray, blocks: Sequence[Block], spans: Sequence[Span]
@@ -98,8 +105,10 @@ class TorchBackend:
         """Logits [rows, vocab] and, where asked for, hidden states [rows, layers * width]."""
         self._check_room(blocks)
         out = self._forward(self.model, tokens, blocks, spans, output_hidden_states=bool(self.hidden))
-        hidden = torch.cat([out.hidden_states[layer][0] for layer in self.hidden], -1) if self.hidden else None
-        return out.logits[0], hidden
+        return out.logits[0], self._kept(out)
+
+    def _kept(self, out: Any) -> torch.Tensor | None:
+        return torch.cat([out.hidden_states[layer][0] for layer in self.hidden], -1) if self.hidden else None
 
     def _forward(
         self,

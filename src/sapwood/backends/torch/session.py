@@ -1,13 +1,31 @@
 """The committed text of one request: slots, a length, and the tree in flight."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Slots, Span
 from sapwood.backends.torch.mask import Block
+from sapwood.backends.torch.scores import TorchScores
+from sapwood.protocols import Scores
 from sapwood.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The last states of a prompt, from which its logits can still be had."""
+
+    head: Callable[[torch.Tensor], torch.Tensor]
+    states: torch.Tensor  # [rows, width], what the head reads
+    hidden: torch.Tensor | None  # [rows, layers * width], where the backend keeps hidden states
+
+    def scores(self, last: int) -> TorchScores:
+        """Logits and hidden states of the last rows."""
+        logits = self.head(self.states[-last:])
+        return TorchScores(logits, None if self.hidden is None else self.hidden[-len(logits) :])
 
 
 class TorchSession:
@@ -15,6 +33,7 @@ class TorchSession:
 
     def __init__(self, slots: Slots, length: int = 0) -> None:
         self._slots: Slots | None = slots
+        self.read: Reading | None = None  # what the model made of the first text, until something is committed
         self._length = length
         self._tokens: IntArray = np.empty(0, np.int64)  # of the nodes scored in this round
         self._parents: IntArray = np.empty(0, np.int64)
@@ -34,6 +53,11 @@ class TorchSession:
     def _check_open(self) -> None:
         if self._slots is None:
             raise ValueError("this session is closed; open a new one")
+
+    @torch.inference_mode()
+    def reading(self, last: int) -> Scores | None:
+        """Scores of the last tokens the session was opened with; None after the first commit."""
+        return self.read.scores(last) if self.read is not None and last > 0 else None
 
     def begin(self, tree: Tree, since: int) -> tuple[Block, Span]:
         """Make room for the rows of a tree; nodes below `since` must still be in the tail."""
@@ -63,6 +87,7 @@ class TorchSession:
         """Commit that many slots as they are and drop the tree in flight."""
         self._length += rows
         self._tokens = self._parents = np.empty(0, np.int64)
+        self.read = None
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
