@@ -173,7 +173,7 @@ def test_interleaved_requests_do_not_disturb_each_other() -> None:
 def test_every_moment_of_a_round_belongs_to_one_stage() -> None:
     ticks = itertools.count()
     found = rounds(engine(now=lambda: float(next(ticks))))  # each look at the clock is one second
-    # the prompt is read in the first round; a round looks at drafting and verifying, its learning is booked with the next
+    # the prompt is read in the first round; what a round learns is booked with the next
     assert found[0].times == Times(draft=2, verify=1, other=0)
     assert {outcome.times for outcome in found[1:]} == {Times(draft=2, verify=1, other=1)}
 

@@ -22,7 +22,7 @@ Times = dict[int, list[float]]  # rows -> seconds of each pass
 
 ROWS = (1, 8, 2, 16, 4, 32, 3, 12, 5, 24, 6, 48, 64)  # in this order: the first few already show the shape
 QUICK, FULL = (128, 1024), (0, 256, 1024, 4096)  # contexts
-QUICK_S, FULL_S = 1.5, 8.0  # seconds of measuring per context
+QUICK_S, FULL_S = 2.5, 8.0  # seconds of measuring per context
 DEPTH = 8  # of the trees that are timed
 ENOUGH = 4  # sizes that are timed however slow the machine is
 KEEP_S = 30.0  # seconds between two savings of a curve that running requests refine

@@ -32,7 +32,7 @@ class Recycling(Part):
 
     count: int = 8  # successors kept per row, >= 1
     pairs: int = 65_521  # rows kept for two tokens, 72 bytes each; a prime spreads best, 0 keeps none
-    prompt: int = 256  # last prompt tokens whose successors are read off the target, 0 reads none
+    prompt: int = 128  # last prompt tokens whose successors are read off the target, 0 reads none
     draws: Draw = Draw.TOPK
 
     paper: ClassVar[str] = "2408.08696"
