@@ -12,7 +12,7 @@ demo: $(READY)  ## run the built-in model through a living token tree
 	$(BIN)/sapwood run "$(PROMPT)" --max-tokens 128
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 check: $(READY)  ## format, lint, types, import directions, sizes, generated tables
 	$(BIN)/ruff format --check .

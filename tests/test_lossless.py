@@ -7,14 +7,20 @@ from sapwood.controllers.ema import Ema
 from sapwood.controllers.fixed import Fixed
 from sapwood.controllers.goodput import Goodput
 from sapwood.controllers.heuristic import Heuristic
+from sapwood.drafters.merge import Merge
 from sapwood.drafters.model import Model
+from sapwood.drafters.ngram import Ngram
+from sapwood.drafters.recycling import Recycling
+from sapwood.drafters.suffix import Suffix
 from sapwood.errors import SapwoodError, Unsound
 from sapwood.policies.static import Static
-from sapwood.protocols import Controller
+from sapwood.protocols import Controller, Drafter, Verifier
 from sapwood.recipe import Recipe
+from sapwood.recipes import RECIPES, resolve
 from sapwood.records import Draw, Guarantee
 from sapwood.sampling import Sampling
 from sapwood.testing import law_error
+from sapwood.verifiers.match import Match
 from sapwood.verifiers.mixed import Mixed
 from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
@@ -104,6 +110,35 @@ def test_every_sampling_option_applies_along_the_path(
     sampling: Sampling, draws: Draw, policy: str, verifier: str
 ) -> None:
     assert law_error(combine(draws, policy, verifier), sampling=sampling) <= EXACT
+
+
+def toys(*kinds: Draw) -> list[Drafter]:
+    """Draft models that differ, one for each kind of draws."""
+    return [Model(model=Toy(f"draft {index}"), draws=kind) for index, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("drafters", "verifier"),
+    [
+        (toys(Draw.IID, Draw.IID), Mss()),
+        (toys(Draw.SWOR, Draw.SWOR), Rrs()),
+        (toys(Draw.TOPK, Draw.SWOR), Mixed()),
+        (toys(Draw.TOPK, Draw.MIXED), Mixed()),
+        ([Ngram(), Recycling(draws=Draw.SWOR)], Mixed()),
+        ([Suffix(), *toys(Draw.TOPK)], Match()),
+    ],
+    ids=str,
+)
+def test_merged_drafters_keep_the_law(drafters: list[Drafter], verifier: Verifier) -> None:
+    recipe = Recipe(Merge(drafters=drafters), Static(shape=[1, 1]), verifier, Fixed(nodes=8, depth=2, width=1))
+    assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1)) <= EXACT
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_named_recipe_keeps_its_guarantee(name: str) -> None:
+    recipe = resolve(name)
+    assert recipe.guarantee in (Guarantee.TEXT, Guarantee.LAW)
+    assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1), rounds=2, horizon=2) <= EXACT
 
 
 def test_greedy_verifier_refuses_sampling() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from sapwood import LLM, profile
 from sapwood.backends.toy import Toy
-from sapwood.profile import FULL, ROWS, Profile, bush, measure, place
+from sapwood.profile import FULL, QUICK_ROWS, ROWS, Profile, bush, measure, place
 from sapwood.tree import Tree
 
 
@@ -28,8 +28,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_curve_by_rows_and_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     timed(monkeypatch)
     told: list[str] = []
-    curve, whole = measure(Toy(context=600), FULL, 0.01, told.append)
-    assert whole
+    curve = measure(Toy(context=600), ROWS, FULL, 0.01, told.append)
     assert curve.contexts == [0, 256, 584]  # as far as the model's context goes
     assert len(told) == 3
     assert curve.rows == sorted(ROWS)
@@ -39,7 +38,7 @@ def test_a_curve_by_rows_and_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_measurement_leaves_the_session_as_it_was() -> None:
     toy = Toy(context=80)
-    curve, _ = measure(toy, (0, 32), 0.05, lambda message: None)
+    curve = measure(toy, ROWS, (0, 32), 0.05, lambda message: None)
     assert curve.rows == [count for count in sorted(ROWS) if count <= 40]
     assert all(cell > 0 for line in curve.table for cell in line)
     assert toy.passes >= 2 * len(curve.rows)
@@ -51,8 +50,8 @@ def test_a_slow_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> 
     made = Profile.open(Toy(context=600).info)
     made.measure(Toy(context=600), lambda message: None, quick=True)
     assert made.measured
-    assert made.curve.table[0] == pytest.approx([0.009 + 0.001 * count for count in sorted(ROWS)])
-    assert not made.path.exists()  # too rough to be kept
+    assert made.curve.table[0] == pytest.approx([0.009 + 0.001 * count for count in sorted(QUICK_ROWS)])
+    assert Profile.open(Toy(context=600).info).measured  # kept all the same: rounds correct it
 
 
 def test_rows_never_cost_more_than_one_by_one() -> None:

@@ -20,9 +20,10 @@ from sapwood.tree import Tree
 Progress = Callable[[str], None]
 Times = dict[int, list[float]]  # rows -> seconds of each pass
 
-ROWS = (1, 8, 2, 16, 4, 32, 3, 12, 5, 24, 6, 48, 64)  # in this order: the first few already show the shape
-QUICK, FULL = (128, 1024), (0, 256, 1024, 4096)  # contexts
-QUICK_S, FULL_S = 2.5, 8.0  # seconds of measuring per context
+ROWS = (1, 8, 2, 16, 4, 32, 5, 12, 64, 3, 24, 6, 48)  # in this order: the first few already show the shape
+QUICK_ROWS = ROWS[:9]
+QUICK, FULL = (128, 768), (0, 256, 1024, 4096)  # contexts
+QUICK_S, FULL_S = 1.5, 8.0  # seconds of measuring per context
 DEPTH = 8  # of the trees that are timed
 ENOUGH = 4  # sizes that are timed however slow the machine is
 KEEP_S = 30.0  # seconds between two savings of a curve that running requests refine
@@ -35,7 +36,6 @@ class Profile:
     path: Path
     curve: CostCurve = field(default_factory=flat)
     measured: bool = False
-    rough: bool = False  # too hasty to be stored
     _saved: float = field(default_factory=time.monotonic)  # when
     _record: dict[str, Any] = field(default_factory=dict)  # what is in the file
 
@@ -50,15 +50,14 @@ class Profile:
             return cls(path)
 
     def measure(self, target: Backend, progress: Progress, *, quick: bool) -> None:
-        """Time the target and store the curve; a quick one that was too slow to be whole serves this run alone."""
-        contexts, seconds = (QUICK, QUICK_S) if quick else (FULL, FULL_S)
-        self.curve, whole = measure(target, contexts, seconds, progress)
-        self.measured, self.rough = True, quick and not whole
+        """Time the target and store the curve; what a quick look on a busy machine gets wrong, rounds correct."""
+        rows, contexts, seconds = (QUICK_ROWS, QUICK, QUICK_S) if quick else (ROWS, FULL, FULL_S)
+        self.curve, self.measured = measure(target, rows, contexts, seconds, progress), True
         self.keep(at_once=True)
 
     def keep(self, *, at_once: bool = False) -> None:
         """Store what running requests refined, now and then."""
-        if self.rough or not self.measured or not (at_once or time.monotonic() - self._saved > KEEP_S):
+        if not self.measured or not (at_once or time.monotonic() - self._saved > KEEP_S):
             return
         record = self.curve.to_json()
         if record != self._record:
@@ -73,10 +72,12 @@ def place(info: BackendInfo) -> Path:
     return cache_folder() / "profiles" / (re.sub(r"[^\w.-]+", "_", key).strip("_.") + ".json")
 
 
-def measure(target: Backend, contexts: Sequence[int], seconds: float, progress: Progress) -> tuple[CostCurve, bool]:
-    """The curve, about `seconds` of timing for each context; and whether every cell was timed more than once."""
+def measure(
+    target: Backend, sizes: Sequence[int], contexts: Sequence[int], seconds: float, progress: Progress
+) -> CostCurve:
+    """The curve, from about `seconds` of timing at each context."""
     info, noise = target.info, np.random.default_rng(0)
-    rows = [count for count in ROWS if count <= min(info.max_nodes, info.context // 2)]
+    rows = [count for count in sizes if count <= min(info.max_nodes, info.context // 2)]
     trees = [bush(count, info.vocab, noise) for count in rows]
     grid = sorted({min(context, max(info.context - 2 * DEPTH, 0)) for context in contexts})
     session = target.open(noise.integers(info.vocab, size=grid[-1]).tolist())
@@ -89,8 +90,7 @@ def measure(target: Backend, contexts: Sequence[int], seconds: float, progress: 
     finally:
         session.close()
     table = [line(sorted(rows), cells) for cells in reversed(times)]
-    whole = all(len(cells.get(count, ())) > 1 for cells in times for count in rows)
-    return CostCurve(sorted(rows), grid, table), whole
+    return CostCurve(sorted(rows), grid, table)
 
 
 def sweep(target: Backend, session: Session, trees: Sequence[Tree], seconds: float) -> Times:

@@ -38,7 +38,7 @@ RECIPES: dict[str, NamedRecipe] = {
             "recycling",
             "Token Recycling",
             "2408.08696",
-            "recycling + best(estimator=raw) + match + fixed(nodes=80, depth=6, width=8)",
+            "recycling(pairs=0, prompt=0) + best(estimator=raw) + match + fixed(nodes=80, depth=6, width=8)",
         ),
         NamedRecipe(
             "speculative",
@@ -54,7 +54,7 @@ RECIPES: dict[str, NamedRecipe] = {
         ),
         NamedRecipe(
             "eagle2",
-            "EAGLE-2",
+            "EAGLE-2's tree, over any drafter",
             "2406.16858",
             "recycling + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
         ),

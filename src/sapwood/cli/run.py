@@ -75,7 +75,7 @@ def answer(choice: o.Choice, prompt: str, sampling: dict[str, Any], *, raw: bool
     with llm:
         out = collect(steps if as_json else shown(steps, llm, live=live))
     if as_json:
-        print(json.dumps(record(llm, out)))  # noqa: T201
+        print(json.dumps(record(llm, out, choice.title)))  # noqa: T201
     else:
         show.aside(show.note(out.stats, choice.title))
 
@@ -97,14 +97,15 @@ def shown(steps: "Iterator[Step]", llm: "LLM", *, live: bool) -> "Iterator[Step]
     sys.stdout.flush()
 
 
-def record(llm: "LLM", out: "Completion") -> dict[str, Any]:
+def record(llm: "LLM", out: "Completion", title: str) -> dict[str, Any]:
     """What `--json` prints."""
     info = llm.target.info
     return {
         "text": out.text,
         "tokens": out.tokens,
         "finish": out.finish,
-        "recipe": str(llm.recipe),
+        "recipe": title,
+        "spelling": str(llm.recipe),
         "guarantee": llm.recipe.guarantee.value,
         "model": info.model,
         "device": info.device,
