@@ -1,6 +1,7 @@
 """On the built-in model, every recipe says what plain decoding says."""
 
 import functools
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ PROMPTS = [
     "Name three uses of a paperclip.",
     "Rename total to amount:\ndef add(total, tax):\n    total = total + tax\n    return total",
 ]
-SAMPLED = {"temperature": 0.8, "seed": 7}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 TEXT = [name for name in RECIPES if resolve(name).guarantee is Guarantee.TEXT]
 
 

@@ -117,7 +117,7 @@ class Tally:
     plain: float = 0.0  # what plain decoding would have spent on the same tokens
 
     def count(self, outcome: Outcome, pieces: tuple[Piece, ...], plain: float) -> None:
-        """Book one round; `plain` is the seconds of a pass over one row."""
+        """Book one round; `plain` is what its pass would have taken over one row."""
         self.passes += 1
         self.tokens += len(pieces)
         self.drafted += len(outcome.tree) - 1

@@ -44,6 +44,13 @@ class CostCurve:
         line: FloatArray = (low + weight * (high - low)) * self.drift
         return line
 
+    def plain(self, rows: int, context: int, seconds: float) -> float:
+        """What a pass over one row would have taken when this one took `seconds`.
+
+        Only the shape of the table is used, so a machine that is busy just now does not count.
+        """
+        return seconds * self.seconds(1, context) / self.seconds(rows, context)
+
     def observe(self, rows: int, context: int, seconds: float) -> None:
         """Refine from a real pass: the machine's speed quickly, the shape of the staircase slowly."""
         factor = seconds / self.seconds(rows, context)

@@ -60,8 +60,12 @@ class Decoding:
         self.sampler = Sampler(sampling, prompt)
         self.session, self.root = engine.target.open(prompt[:-1]), prompt[-1]
         self.clock = Clock(engine.now)
-        request = Request(prompt, self.sampler, self.session)
-        self.drafter, self.policy, self.verifier, self.controller = engine.recipe.fresh(request)
+        try:
+            parts = engine.recipe.fresh(Request(prompt, self.sampler, self.session))
+        except BaseException:
+            self.session.close()
+            raise
+        self.drafter, self.policy, self.verifier, self.controller = parts
         self.clock.lap("draft")  # what parts do with the prompt is part of their price
 
     @property

@@ -69,7 +69,8 @@ def steps(
             pieces = output.push(outcome)
             if watched:
                 engine.cost.observe(len(outcome.tree), outcome.context, outcome.times.verify)
-            tally.count(outcome, pieces, engine.cost.seconds(1, outcome.context))
+            plain = engine.cost.plain(len(outcome.tree), outcome.context, outcome.times.verify)
+            tally.count(outcome, pieces, plain)
             found = () if sampling.logprobs is None else logprobs(outcome, len(pieces), sampling.logprobs)
             spent = time.perf_counter() - start
             if step is None:  # the first round comes after the prompt

@@ -43,7 +43,7 @@ def record(llm: "LLM") -> dict[str, Any]:
         "device": info.device,
         "dtype": info.dtype,
         "threads": info.threads,
-        "path": None if llm.profile.rough else str(llm.profile.path),
+        "path": str(llm.profile.path),
         **llm.profile.curve.to_json(),
     }
 

@@ -62,7 +62,7 @@ class Goodput(Part):
 
     def reset(self, request: Request) -> None:
         """Begin at the prompt's length."""
-        self.context_ = len(request.prompt) - 1
+        self.context_, self.begun_ = len(request.prompt) - 1, False
 
     def budget(self) -> Budget:
         """The largest budget, with the price of everything in it."""
@@ -88,13 +88,15 @@ class Goodput(Part):
         if ledger.rest > 0:
             ledger.rest -= 1
             return
-        tokens, plain = len(outcome.tokens), self.cost_.seconds(1, outcome.context)
+        draft = times.draft if self.begun_ else 0.0  # reading the prompt is spent, whatever the budget
+        plain = self.cost_.plain(rows, outcome.context, times.verify)
+        tokens, self.begun_ = len(outcome.tokens), True
         ledger.tokens = FADE * ledger.tokens + tokens
-        ledger.seconds = FADE * ledger.seconds + times.draft + times.verify
+        ledger.seconds = FADE * ledger.seconds + draft + times.verify
         ledger.plain = FADE * ledger.plain + tokens * plain
         expanded = int(outcome.grown.expanded.sum())
-        if expanded:
-            ledger.expansion += 0.1 * (times.draft / expanded - ledger.expansion)
+        if expanded and draft:
+            ledger.expansion += 0.1 * (draft / expanded - ledger.expansion)
         ledger.rounds += 1
         if ledger.rounds >= self.patience:
             self.decide()
