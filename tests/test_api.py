@@ -12,6 +12,7 @@ import pytest
 import sapwood
 from sapwood import LLM, Completion, Recipe, SapwoodError
 from sapwood.backends.toy import Toy, law_after
+from sapwood.cost import flat
 from sapwood.recipes import RECIPES, resolve
 from tests import words
 
@@ -100,6 +101,20 @@ def test_another_recipe_on_the_same_model() -> None:
     assert str(first.recipe) == RECIPES["plain"].recipe
 
 
+def test_a_curve_measured_for_one_recipe_is_every_recipes() -> None:
+    first = llm("plain")
+    other = first.with_recipe("auto")
+    assert first.engine.cost is other.engine.cost is first.profile.curve
+    assert first.engine.cost.rows != flat().rows
+
+
+def test_a_part_that_cannot_be_bound_fails_before_the_machine_is_measured() -> None:
+    first = llm("plain")
+    with pytest.raises(SapwoodError, match="needs a model"):
+        first.with_recipe("auto", drafter="draft-model")
+    assert not first.profile.measured
+
+
 # ------------------------------------------------------------------------------------------- ends
 def test_a_stop_token_inside_an_accepted_path_ends_there() -> None:
     wanted = plain(max_tokens=30).tokens
@@ -181,6 +196,7 @@ def test_log_probabilities_are_the_models_own_under_speculation() -> None:
         (PROMPT, {"stop": 3}, "text or a list"),
         (PROMPT, {"stop_ids": [999]}, "holds 999"),
         (PROMPT, {"logit_bias": {1: "x"}}, "map token ids"),
+        (PROMPT, {"logit_bias": {1: math.inf}}, "finite numbers"),
         (PROMPT, {"logprobs": -1}, "at least 0"),
     ],
 )
@@ -219,6 +235,8 @@ def test_names_spellings_and_overrides() -> None:
         resolve("pld", estimator="raw")
     with pytest.raises(SapwoodError, match="unknown recipe 'autoo'; known: auto"):
         resolve("autoo")
+    with pytest.raises(SapwoodError, match="unknown family 'draftr' of 'ngram'; known: drafter"):
+        resolve("auto", draftr="ngram")
 
 
 def test_a_wrong_recipe_fails_before_anything_is_loaded() -> None:

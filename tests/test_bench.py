@@ -267,6 +267,7 @@ def test_the_record_has_the_keys_of_the_design(tmp_path: Path, capsys: pytest.Ca
     ("arguments", "reason"),
     [
         (["--recipes", "plian"], "unknown recipe 'plian'"),
+        (["--recipes", " , "], "names none; known: auto"),
         (["--suite", "nowhere"], "suite 'nowhere' is no file"),
         (["--json", "/nowhere/at/all.json"], "cannot be written to /nowhere/at/all.json"),
         (["--temperature", "-1"], "temperature=-1"),
@@ -278,3 +279,18 @@ def test_bad_input_is_one_sentence(arguments: list[str], reason: str, capsys: py
     said = capsys.readouterr().err
     assert reason in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_full_disk_does_not_take_the_table_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, record: dict[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sapwood.bench.plan.write", refuse)
+    options = ["--suite", "random", "--limit", "1", "--max-tokens", "4", "--json", str(tmp_path / "bench.json")]
+    assert main(["bench", "--recipes", "pld", *options]) == 2
+    out, err = capsys.readouterr()
+    assert "pld" in out
+    assert "No space left on device" in err.splitlines()[-1]

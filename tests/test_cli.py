@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("model")
     tiny.make("llama", vocab_size=words.SIZE, eos_token_id=words.EOS).save_pretrained(folder)
     words.save(folder)
+    tiny.make("llama", vocab_size=words.SIZE + 7).save_pretrained(f"{folder}-7")  # a draft of another vocabulary
+    tiny.make("llama", vocab_size=words.SIZE).save_pretrained(f"{folder}-draft")
     return str(folder)
 
 
@@ -97,6 +101,7 @@ def test_a_dash_reads_standard_input(
         (["run"], "Missing argument"),
         (["run", "hi", "--nothing"], "No such option"),
         (["run", "hi", "--max-tokens", "many"], "'--max-tokens'"),
+        (["run", "hi", "--temperature", "warm"], "'warm'; see `sapwood run --help`"),
         (["run", "hi", "--max-tokens", "0"], "max_tokens=0"),
         (["run", "hi", "--temperature", "nan"], "temperature=nan"),
         (["run", "hi", "--stop", ""], "none of them empty"),
@@ -106,11 +111,16 @@ def test_a_dash_reads_standard_input(
         (["run", "hi", "--recipe", "ngram + best"], "lacks a verifier"),
         (["run", "hi", "--drafter", "ngram(x=1)"], "no option 'x'"),
         (["run", "hi", "--verifier", "mss"], "cannot judge topk drafts"),
+        (["run", "hi", "--drafter", "merge(drafters=[])"], "drafters=0"),
+        (["run", "hi", "--model", "{model}", "--drafter", "draft-model"], "needs a model"),
+        (["run", "hi", "--model", "{model}", "--drafter", "draft-model(model='{model}-7')"], "share the target's"),
+        (["run", "hi", "--model", "~nobody/nothing/x"], "'~nobody/nothing/x' is not known"),
         (["run", "hi", "--recipe", "pld", "--estimator", "raw"], "takes no estimator"),
         (["run", "hi", "--model", "no-such-model"], "'no-such-model' is not known"),
         (["run", "hi", "--model", "{model}", "--device", "tpu9"], "device 'tpu9'"),
         (["run", "hi", "--model", "{model}", "--dtype", "int3"], "dtype 'int3'"),
         (["run", "hi", "--model", "{model}", "--threads", "0"], "threads=0"),
+        (["run", "hi", "--model", "{model}", "--verifier", "greedy", "--temperature", "1"], "temperature 0 only"),
         (["run", "long " * 40, "--model", "{model}", "--recipe", "plain"], "holds 128"),
         (["run", "hi", "--model", "{model}/bad.gguf"], "bad.gguf"),
         (["chat", "--top-p", "7"], "top_p=7"),
@@ -127,6 +137,49 @@ def test_bad_input_is_one_sentence(
     assert out == ""
     assert sentence in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["nosuch", "a/b/c", "missing.gguf"])
+def test_a_misspelt_model_fails_before_torch_is_started(name: str) -> None:
+    code = f"import sys; from sapwood.cli.main import main; main(['run', 'hi', '--model', {name!r}])"
+    code += "; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "is not known" in done.stderr
+
+
+def test_a_draft_model_needs_no_tokenizer(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--model", model, "--max-tokens", "6", "--recipe", "pld", "--json")
+    plain = record(capsys, "run", "hello", *options)
+    assert (
+        record(capsys, "run", "hello", "--drafter", f"draft-model(model='{model}-draft')", *options)["text"]
+        == (plain["text"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "sentence"),
+    [
+        ("methods >&-", 2, "standard output is closed"),
+        ("methods >/dev/full", 2, "No space left on device"),
+        ("methods --json >/dev/full", 2, "No space left on device"),
+        ("run - <&-", 2, "standard input is closed"),
+        ("methods --json | true; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(redirect: str, code: int, sentence: str) -> None:
+    command = f"{sys.executable} -m sapwood {redirect}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == (1 if sentence else 0)
+
+
+def test_an_encoding_that_lacks_a_character_is_no_error() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "sapwood", "methods"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "drafter" in done.stdout
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +217,7 @@ def test_profile_stores_what_it_shows(model: str, capsys: pytest.CaptureFixture[
     assert len(found["seconds"][0]) == len(found["rows"])
     assert json.loads(Path(found["path"]).read_text())["rows"] == found["rows"]
     assert main(["profile", "--model", model, "--quick"]) == 0
-    assert "too slow for --quick" in capsys.readouterr().out
+    assert f"kept in {found['path']}" in capsys.readouterr().out
     assert main(["profile", "--model", model]) == 0
     assert f"kept in {found['path']}" in capsys.readouterr().out
 
@@ -216,3 +269,30 @@ def test_no_arguments_is_help(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr(sys, "argv", ["sapwood"])
     assert main() == 0
     assert "Usage: sapwood" in capsys.readouterr().out
+
+
+def test_a_line_that_is_no_text_does_not_end_a_chat(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["chat", "--model", model, "--max-tokens", "4", "--recipe", "plain"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\nhi\n"), "utf-8"))
+    assert main(options) == 0
+    out, err = capsys.readouterr()
+    assert "not valid Unicode at character" in err
+    assert out.count("\n") == 1  # the other turn was answered
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(options) == 0
+
+
+def test_a_curve_that_cannot_be_kept_is_not_called_kept(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", "/dev/null")
+    assert record(capsys, "profile", "--model", model, "--quick", "--json")["path"] is None
+    assert main(["profile", "--model", model, "--quick"]) == 0
+    assert "set SAPWOOD_CACHE" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"sapwood \d+\.\d+\.\d+\n", capsys.readouterr().out)

@@ -226,12 +226,12 @@ def test_goodput_rests_after_fruitless_stretches_and_tries_again() -> None:
 def test_goodput_forgives_when_a_try_succeeds() -> None:
     controller = begin(Goodput(patience=4, pause=8, longest=64))
     rest_lengths(controller, 100, Times(draft=0.5, verify=1.0))
-    assert controller.ledger_.pause == 64
+    assert controller.ledger.pause == 64
     while not controller.budget().nodes:
         controller.observe(outcome(0, 0))
     for _ in range(8):
         controller.observe(outcome(3, 3, Times(draft=0.1, verify=1.0)))
-    assert controller.ledger_.pause == 8
+    assert controller.ledger.pause == 8
     assert controller.budget().nodes
 
 

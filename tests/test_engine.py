@@ -95,7 +95,7 @@ def test_plain_decoding_is_one_row_per_pass() -> None:
     assert isinstance(made.target, Watched)
     assert made.target.rows == [1] * len(found)
     assert [len(outcome.tokens) for outcome in found] == [1] * len(found)
-    assert made.recipe.drafter.backend_.rows == []  # type: ignore[attr-defined]
+    assert made.recipe.drafter.backend.rows == []  # type: ignore[attr-defined]
     assert [outcome.context for outcome in found] == list(range(len(PROMPT) - 1, len(PROMPT) - 1 + len(found)))
 
 
@@ -198,7 +198,7 @@ def test_a_clock_books_every_moment_once() -> None:
 # ------------------------------------------------------------------------------------- closing
 def sessions(made: Engine) -> list[ToySession]:
     assert isinstance(made.target, Watched)
-    return made.target.sessions + made.recipe.drafter.backend_.sessions  # type: ignore[attr-defined,no-any-return]
+    return made.target.sessions + made.recipe.drafter.backend.sessions  # type: ignore[attr-defined,no-any-return]
 
 
 @pytest.mark.parametrize("most", [1, 4])
@@ -286,7 +286,7 @@ def test_the_draft_session_holds_the_committed_text_and_no_more(controller: Part
     text, running = list(PROMPT), made.rounds(PROMPT, SAMPLED, Keyed(2))
     for _ in range(20):
         text += next(running).tokens
-        draft = made.recipe.drafter.backend_.sessions[-1]  # type: ignore[attr-defined]
+        draft = made.recipe.drafter.backend.sessions[-1]  # type: ignore[attr-defined]
         assert draft.tokens == text[: len(draft.tokens)]
         assert len(draft.tokens) < len(text)
     assert len(draft.tokens) > len(text) - 10

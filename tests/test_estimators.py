@@ -100,7 +100,7 @@ def test_nodes_whose_parent_was_refused_say_nothing() -> None:
     assert hit[1:].tolist() == [False, True, False]
     binned = learner()
     binned.observe(round_)
-    assert binned.trials_.sum() == 2
+    assert binned.trials.sum() == 2
     assert binned.chance(grown, below) == pytest.approx([0.5])
 
 
@@ -132,11 +132,11 @@ def test_old_counts_fade() -> None:
         binned.observe(outcome(tree, (0, 1), 9))
     for _ in range(120):
         binned.observe(outcome(tree, (0, 2), 9))
-    assert binned.trials_.max() <= 50
+    assert binned.trials.max() <= 50
     assert first(binned, tree) == pytest.approx([0, 1], abs=0.2)
 
 
 def test_plain_rounds_teach_nothing() -> None:
     binned = learner()
     binned.observe(outcome(Tree(0), (0,), 4))
-    assert binned.trials_.sum() == 0
+    assert binned.trials.sum() == 0

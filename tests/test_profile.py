@@ -88,7 +88,23 @@ def test_a_stored_curve_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.curve == made.curve
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"rows": 1}', "[1]", '{"rows": [1], "contexts": [0], "seconds": [7]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        '{"rows": 1}',
+        "[1]",
+        '{"rows": [1], "contexts": [0], "seconds": [7]}',
+        '{"rows": [], "contexts": [], "seconds": []}',
+        '{"rows": [1, 8], "contexts": [0], "seconds": [[1.0]]}',
+        '{"rows": [8, 1], "contexts": [0], "seconds": [[1.0, 1.0]]}',
+        '{"rows": [1, 8], "contexts": [0], "seconds": [[1.0, 0.0]]}',
+        '{"rows": [1, 8], "contexts": [0], "seconds": [[1.0, NaN]]}',
+        '{"rows": [1, 8], "contexts": [0], "seconds": [["a", "b"]]}',
+        '{"rows": [1, 8e99], "contexts": [0], "seconds": [[1.0, 2.0]]}',
+    ],
+)
 def test_a_damaged_file_is_measured_again(content: str) -> None:
     path = place(Toy().info)
     path.parent.mkdir(parents=True)

@@ -188,8 +188,8 @@ def test_requests_share_memory_but_not_state() -> None:
     assert one is not two
     assert one.successors is two.successors  # type: ignore[attr-defined]
     assert best.estimator is not other.estimator  # type: ignore[attr-defined]
-    assert best.estimator.hits_ is other.estimator.hits_  # type: ignore[attr-defined]
-    assert pace.ledger_ is pace2.ledger_  # type: ignore[attr-defined]
+    assert best.estimator.hits is other.estimator.hits  # type: ignore[attr-defined]
+    assert pace.ledger is pace2.ledger  # type: ignore[attr-defined]
 
 
 def test_an_add_on_that_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +202,32 @@ def test_an_add_on_that_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert methods.lookup("policy", "chain").__name__ == "Chain"  # built-ins win
     with pytest.raises(SapwoodError, match=r"policy 'odd' names .*, which is not a sapwood\.Part"):
         methods.lookup("policy", "odd")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "rule"),
+    [
+        ("merge(drafters=[])", "drafters=0 must be from 1 to 32"),
+        ("recycling(count=100000)", "count=100000 must be from 1 to 1024"),
+        ("recycling(pairs=1000000000)", "pairs=1000000000 must be from 0"),
+        ("groups(floor=1.5)", "floor=1.5 must be from 0 to 1"),
+        ("ema(rise=1e999)", "rise=inf must be from 0 to 1"),
+        ("goodput(nodes=1000000000)", "nodes=1000000000 must be from 1 to 1023"),
+        ("goodput(slack=2)", "slack=2.0 must be from 0 to 1"),
+        ("best(estimator=binned(coarse=0))", "coarse=0.0 must be from 1e-09"),
+    ],
+)
+def test_options_have_ranges(spelled: str, rule: str) -> None:
+    call = read(spelled)
+    with pytest.raises(SapwoodError, match=rule):
+        build(methods.family_of(call.name), call)
+
+
+def test_the_way_out_exists() -> None:
+    with pytest.raises(Unsound, match=r"use greedy or match or naive or mixed$"):
+        parse("suffix + chain + mss + fixed")
+    with pytest.raises(Unsound, match=r"or draws=iid in the drafter$"):
+        parse("recycling + chain + mss + fixed")
 
 
 def test_names_belong_to_one_family() -> None:

@@ -244,3 +244,8 @@ def test_top_p_of_zero_names_the_way_out() -> None:
 def test_the_ends_of_the_ranges_are_allowed(name: str) -> None:
     assert getattr(Sampling(**{name: 1}), name) == 1  # type: ignore[arg-type]
     assert Sampling(top_k=0, min_p=0, min_tokens=0, max_tokens=1).greedy
+
+
+def test_a_temperature_near_zero_leaves_the_best_token() -> None:
+    law = law_of(np.array([1.0, 40.0, 39.999, -math.inf]), temperature=1e-310)
+    assert law.tolist() == [0.0, 1.0, 0.0, 0.0]

@@ -91,5 +91,10 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(text: str, reason: str) 
         read(text)
     message = str(caught.value)
     assert message.startswith(repr(text))
-    assert message.endswith("write name(key=value, ...)")
+    assert message.endswith("write name(key=value, ...), paths in quotes")
     assert "\n" not in message
+
+
+def test_brackets_without_end() -> None:
+    with pytest.raises(SapwoodError, match="nested too deeply"):
+        read("static(shape=" + "[" * 5000)

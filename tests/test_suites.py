@@ -99,6 +99,7 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
         (b'{"messages": ["hello"]}', "not a prompt"),
         (b'{"prompt": "x", "category": 3}', "category 3"),
         (b'{"prompt": "\xff"}', "not JSON"),
+        (b"[" * 100_000, "not JSON"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, reason: str) -> None:

@@ -107,7 +107,7 @@ def test_nothing_more_than_needed_is_held_back() -> None:
 # --------------------------------------------------------------------------------- model folders
 def test_a_folder_gives_tokenizer_template_and_ends(tmp_path: Path) -> None:
     words.save(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 257]}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 257, "no number"]}))
     text = Text.load(tmp_path)
     assert text.eos == (256, 257)
     assert text.size == words.SIZE
@@ -133,6 +133,10 @@ def test_damaged_folders_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(SapwoodError, match="no tokenizer"):
         Text.load(tmp_path)
+    words.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"ok \xff")
+    with pytest.raises(SapwoodError, match="not UTF-8 at byte 3"):
+        Text.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(SapwoodError, match="not JSON"):
         Text.load(tmp_path)
@@ -152,7 +156,13 @@ def test_the_dialect_of_templates() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ raise_exception('roles must alternate') }}", "{{ messages.append(1) }}", "{% if %}", "{{ messages[0] + 1 }}"],
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.append(1) }}",
+        "{% if %}",
+        "{{ messages[0] + 1 }}",
+        "{{ 1 / 0 }}",
+    ],
 )
 def test_a_template_that_fails_is_one_sentence(source: str) -> None:
     with pytest.raises(SapwoodError, match="chat template refuses"):

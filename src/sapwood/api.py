@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from sapwood.completion import Completion, Step, collect
@@ -42,22 +43,28 @@ class LLM:
         parts = {"drafter": drafter, "policy": policy, "verifier": verifier, "controller": controller}
         made = resolve(recipe, estimator=estimator, **parts)  # before anything slow: a misspelling fails at once
         self.progress = progress or silent
-        self._where = {"device": device, "dtype": dtype, "threads": threads}
-        self.target, self.text = self._load(model) if isinstance(model, str) else (model, text)
+        self._device, self._dtype, self._threads = device, dtype, threads
+        if isinstance(model, str):
+            self.target, folder = self._load(model)
+            self.text: Text | None = Text.load(folder)
+        else:
+            self.target, self.text = model, text
         self.profile = Profile.open(self.target.info)
         self._build(made)
 
-    def _load(self, model: str) -> tuple[Backend, Text]:
+    def _load(self, model: str) -> tuple[Backend, Path]:
+        from sapwood.backends.torch.find import check
+
+        check(model, self._dtype, self._threads)  # before torch, which takes seconds to start
         self.progress("starting torch")
         from sapwood.backends.torch.load import load
 
-        backend, folder = load(model, progress=self.progress, **self._where)  # type: ignore[arg-type]
-        return backend, Text.load(folder)
+        return load(model, device=self._device, dtype=self._dtype, threads=self._threads, progress=self.progress)
 
     def _build(self, recipe: Recipe) -> None:
+        self.engine = Engine(self.target, recipe, self.profile.curve, lambda name: self._load(name)[0])
         if not self.profile.measured and getattr(recipe.controller, "priced", False):
             self.profile.measure(self.target, self.progress, quick=True)
-        self.engine = Engine(self.target, recipe, self.profile.curve, lambda name: self._load(name)[0])
 
     @property
     def recipe(self) -> Recipe:

@@ -76,8 +76,18 @@ class CostCurve:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "CostCurve":
-        """Read back what `to_json` wrote."""
-        return cls(list(record["rows"]), list(record["contexts"]), [list(line) for line in record["seconds"]])
+        """Read back what `to_json` wrote; a ValueError where it is something else."""
+        rows, contexts = (np.array(record[key], np.int64) for key in ("rows", "contexts"))
+        table = np.array(record["seconds"], np.float64)
+        whole = table.size and table.shape == (len(contexts), len(rows))
+        ascending = (np.diff(rows) > 0).all() and (np.diff(contexts) > 0).all()
+        if not whole or rows[0] != 1 or not ascending or not (np.isfinite(table) & (table > 0)).all():
+            raise ValueError("not a table of seconds by contexts and rows")
+        return cls(rows.tolist(), contexts.tolist(), table.tolist())
+
+    def become(self, other: "CostCurve") -> None:
+        """Take over another curve's table, for all who hold this one."""
+        self.rows, self.contexts, self.table, self.drift = other.rows, other.contexts, other.table, other.drift
 
     def save(self, path: Path) -> None:
         """Write the table; a half-written file is never left behind."""

@@ -56,6 +56,8 @@ def lookup(family: str, name: str) -> type[Part]:
         found = getattr(importlib.import_module(module), attribute)
     elif key in (more := addons()):
         found = more[key].load()
+    elif family not in FAMILIES:
+        raise SapwoodError(f"unknown family {family!r} of {name!r}; known: {', '.join(FAMILIES)}")
     else:
         raise SapwoodError(f"unknown {family} {name!r}; known: {', '.join(names(family))}")
     if not (isinstance(found, type) and issubclass(found, Part)):

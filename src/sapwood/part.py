@@ -16,7 +16,7 @@ class Part:
 
     name: ClassVar[str] = ""  # its word in the table of methods
     paper: ClassVar[str] = ""  # arXiv id or citation of the rule
-    source_: int = 0  # a drafter's bit in `Tree.sources`
+    source: int = 0  # a drafter's bit in `Tree.sources`
 
     @property
     def fan(self) -> int:
@@ -74,11 +74,18 @@ class Part:
         return f"{name}({', '.join(changed)})" if changed else name
 
 
-def at_least(least: int, **values: int) -> None:
+def at_least(least: int, /, **values: int) -> None:
     """Refuse option values below their least."""
     for name, value in values.items():
         if value < least:
             raise SapwoodError(f"{name}={value} must be at least {least}")
+
+
+def between(low: float, high: float, /, **values: float) -> None:
+    """Refuse option values outside of their range."""
+    for name, value in values.items():
+        if not low <= value <= high:
+            raise SapwoodError(f"{name}={value} must be from {low:g} to {high:g}")
 
 
 def options(part: Part) -> tuple["dataclasses.Field[Any]", ...]:

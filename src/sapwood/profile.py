@@ -46,13 +46,14 @@ class Profile:
         try:
             record = json.loads(path.read_text())
             return cls(path, CostCurve.from_json(record), measured=True, _record=record)
-        except (OSError, ValueError, KeyError, TypeError):  # absent, or damaged: it is measured again
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # absent, or damaged: it is measured again
             return cls(path)
 
     def measure(self, target: Backend, progress: Progress, *, quick: bool) -> None:
         """Time the target and store the curve; what a quick look on a busy machine gets wrong, rounds correct."""
         rows, contexts, seconds = (QUICK_ROWS, QUICK, QUICK_S) if quick else (ROWS, FULL, FULL_S)
-        self.curve, self.measured = measure(target, rows, contexts, seconds, progress), True
+        self.curve.become(measure(target, rows, contexts, seconds, progress))
+        self.measured = True
         self.keep(at_once=True)
 
     def keep(self, *, at_once: bool = False) -> None:

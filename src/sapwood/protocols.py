@@ -123,7 +123,7 @@ class Part(Protocol):
 class Drafter(Part, Protocol):
     """Proposes children of a node."""
 
-    source_: int  # the drafter's bit in `Tree.sources`; 0 unless several drafters share a tree
+    source: int  # the drafter's bit in `Tree.sources`; 0 unless several drafters share a tree
 
     @property
     def fan(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sapwood import methods
 from sapwood.errors import SapwoodError, Unsound
-from sapwood.part import Part, spell
+from sapwood.part import Part, options, spell
 from sapwood.protocols import Controller, Drafter, Estimator, Policy, Request, Setting, Verifier
 from sapwood.records import Draw, Guarantee, Prune
 from sapwood.spelling import Call, read, read_all
@@ -41,10 +41,11 @@ class Recipe:
     def __post_init__(self) -> None:
         draws, accepts = self.drafter.draws, self.verifier.accepts
         if draws not in accepts:
-            kinds = ", ".join(sorted(draw.value for draw in accepts))
+            kinds = sorted(draw.value for draw in accepts)
+            other = any(option.name == "draws" for option in options(self.drafter))  # type: ignore[arg-type]
             raise Unsound(
-                f"{self.verifier} cannot judge {draws.value} drafts, it judges {kinds}; "
-                f"use {judges_of(draws)}, or draws={sorted(draw.value for draw in accepts)[0]} in the drafter"
+                f"{self.verifier} cannot judge {draws.value} drafts, it judges {', '.join(kinds)}; "
+                f"use {judges_of(draws)}{f', or draws={kinds[0]} in the drafter' if other else ''}"
             )
         if self.policy.prunes is Prune.NODES and self.verifier.reads_q and draws is not Draw.TOPK:
             raise Unsound(
@@ -100,7 +101,9 @@ def parse(text: str, **overrides: str | None) -> Recipe:
         if family not in SLOTS:
             raise SapwoodError(f"{call.name!r} is an {family}: give it to a policy, as in best(estimator={call.name})")
         if family in found:
-            raise SapwoodError(f"{text!r} names two parts of the family {family}: {found[family]} and {call.name}")
+            raise SapwoodError(
+                f"{text!r} names two parts of the family {family}: {found[family]} and {call.name}; keep one"
+            )
         found[family] = build(family, call)
     for family, spelling in overrides.items():
         if spelling is not None:

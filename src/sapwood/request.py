@@ -1,6 +1,7 @@
 """Reads what a caller asks for: prompts of several forms, sampling options, conversations."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,8 +55,8 @@ def check_ids(tokens: Any, name: str, info: BackendInfo) -> None:
     for token in tokens:
         if not is_whole(token) or not 0 <= token < info.vocab:
             raise SapwoodError(f"{name} holds {token!r}, but the tokens of {info.model} are 0 to {info.vocab - 1}")
-    if isinstance(tokens, Mapping) and not all(isinstance(bias, int | float) for bias in tokens.values()):
-        raise SapwoodError(f"{name}={tokens!r} must map token ids to numbers")
+    if isinstance(tokens, Mapping) and not all(is_finite(bias) for bias in tokens.values()):
+        raise SapwoodError(f"{name}={tokens!r} must map token ids to finite numbers; `banned` forbids a token")
 
 
 def read_prompt(prompt: str | Sequence[int], info: BackendInfo, text: Text | None, *, raw: bool) -> list[int]:
@@ -104,6 +105,11 @@ def fitting(tokens: list[int], info: BackendInfo) -> list[int]:
             "use the tokenizer that belongs to the model"
         )
     return tokens
+
+
+def is_finite(value: Any) -> bool:
+    """True for a number that is neither infinite nor nan."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def is_whole(value: Any) -> bool:

@@ -137,10 +137,11 @@ class Sampler:
 
 def softmax(logits: FloatArray, temperature: float = 1.0) -> FloatArray:
     """Probabilities in float64."""
-    scaled = logits.astype(np.float64) / temperature
-    if np.isneginf(peak := scaled.max()):
+    exact = logits.astype(np.float64)
+    if np.isneginf(peak := exact.max()):
         raise SapwoodError("every token is banned here; allow at least one")
-    law: FloatArray = np.exp(scaled - peak)
+    with np.errstate(over="ignore"):  # near temperature 0 only the best tokens are left
+        law: FloatArray = np.exp((exact - peak) / temperature)
     law /= law.sum()
     return law
 

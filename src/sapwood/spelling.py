@@ -19,6 +19,7 @@ TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+FORM = "write name(key=value, ...), paths in quotes"
 WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -44,7 +45,7 @@ class Reader:
 
     def fault(self, reason: str) -> SapwoodError:
         """The error of this spelling."""
-        return SapwoodError(f"{self.text!r} is not a part: {reason}; write name(key=value, ...)")
+        return SapwoodError(f"{self.text!r} is not a part: {reason}; {FORM}")
 
     def peek(self) -> str:
         """The next token's text, empty at the end."""
@@ -96,25 +97,31 @@ class Reader:
         self.take(")")
         return made
 
+    def calls(self) -> list[Call]:
+        """All parts, joined by `+`."""
+        found: list[Call] = []
+        while self.tokens:
+            if found:
+                self.take("+")
+            kind, name = self.take()
+            if kind != "word":
+                raise self.fault(f"{name!r} is not a name")
+            found.append(self.call(name))
+        return found
+
 
 def read(text: str) -> Call:
     """Read one part's spelling."""
     calls = read_all(text)
     if len(calls) != 1:
-        raise SapwoodError(
-            f"{text!r} is not a part: it names {len(calls)} where one belongs; write name(key=value, ...)"
-        )
+        raise SapwoodError(f"{text!r} is not a part: it names {len(calls)} where one belongs; {FORM}")
     return calls[0]
 
 
 def read_all(text: str) -> list[Call]:
     """Read parts joined by `+`."""
-    reader, calls = Reader(text), list[Call]()
-    while reader.tokens:
-        if calls:
-            reader.take("+")
-        kind, name = reader.take()
-        if kind != "word":
-            raise reader.fault(f"{name!r} is not a name")
-        calls.append(reader.call(name))
-    return calls
+    reader = Reader(text)
+    try:
+        return reader.calls()
+    except RecursionError:
+        raise SapwoodError(f"{text[:40]!r}... is not a part: its brackets are nested too deeply; {FORM}") from None

@@ -41,8 +41,10 @@ def render(template: str, messages: Sequence[Message], **variables: Any) -> str:
     try:
         program = world.from_string(template)
         return program.render(messages=messages, add_generation_prompt=True, **variables)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise SapwoodError(f"the model's chat template refuses these messages: {error}") from error
+    except Exception as error:  # a template is a program that came with the model: it may fail in any way
+        raise SapwoodError(
+            f"the model's chat template refuses these messages ({error}); change them, or send one text --raw"
+        ) from error
 
 
 def refuse(reason: str) -> None:

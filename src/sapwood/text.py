@@ -164,8 +164,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The chat template, from its own file or from the tokenizer's settings."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SapwoodError(f"{path} is not UTF-8 at byte {error.start}; download the model again") from error
     found = config.get("chat_template") or read(folder, "chat_template.json").get("chat_template")
     if isinstance(found, list):  # several by name
         named = {item["name"]: item["template"] for item in found}
@@ -180,7 +183,7 @@ def find_eos(folder: Path, tokenizer: Tokenizer, specials: Mapping[str, str]) ->
         named = read(folder, "config.json").get("eos_token_id")
     found = list(named) if isinstance(named, list) else [named]
     found.append(tokenizer.token_to_id(specials.get("eos_token", "")))
-    return tuple(dict.fromkeys(token for token in found if token is not None))
+    return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
 
 
 def spelled(value: Any) -> str:

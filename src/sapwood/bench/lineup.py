@@ -24,8 +24,11 @@ class Lineup:
 
 def read_recipes(text: str) -> dict[str, bool]:
     """Recipes by name or spelling, plain decoding first; True where one was asked for by itself, not by `all`."""
+    names = split(text)
+    if not names:
+        raise SapwoodError(f"recipes {text!r} names none; known: {', '.join(RECIPES)}, or `all` of them")
     asked = {PLAIN: True}
-    for name in split(text):
+    for name in names:
         if name == "all":
             asked = {**dict.fromkeys(RECIPES, False), **asked}
         else:

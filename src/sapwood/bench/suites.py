@@ -6,6 +6,7 @@ or {"messages": [...]}, each with an optional "category".
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
@@ -65,7 +66,7 @@ def open_suite(name: str) -> list[Prompt]:
     """The prompts of one suite in their own order."""
     if name in BUILT_IN:
         return [Prompt(f"{name}:{at}", name, name, content) for at, content in enumerate(BUILT_IN[name](), 1)]
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -78,8 +79,8 @@ def read_line(path: Path, number: int, line: bytes) -> Prompt:
     """The prompt on one line of a file."""
     try:
         record = json.loads(line)
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise SapwoodError(f"line {number} of {path} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or brackets without end
+        raise SapwoodError(f"line {number} of {path} is not JSON: {error}; write one object on each line") from error
     content = read_content(record) if isinstance(record, dict) else None
     if content is None:
         raise SapwoodError(f"line {number} of {path} is not a prompt; {FORMS}, none of them empty")

@@ -24,7 +24,6 @@ Recipes = Annotated[str, typer.Option("--recipes", help=RECIPES)]
 Suite = Annotated[str, typer.Option("--suite", help=SUITE)]
 Categories = Annotated[str, typer.Option("--categories", help="Only these, separated by commas. [default: all]")]
 Limit = Annotated[int | None, typer.Option("--limit", help=LIMIT)]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Longest answer.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help=IGNORE_EOS)]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the record to this file.")]
 
@@ -34,7 +33,7 @@ def command(
     suite: Suite = "chat,copy,edit,random",
     categories: Categories = "",
     limit: Limit = None,
-    max_tokens: MaxTokens = 64,
+    max_tokens: o.Longest = 64,
     temperature: o.Temperature = None,
     seed: o.Seed = None,
     ignore_eos: IgnoreEos = False,
@@ -74,10 +73,12 @@ def execute(plan: "Plan", choice: o.Choice, json_file: Path | None) -> None:
     with llm, bar() as tick:
         rows = plan.run(llm, lineup, tick)
     info = llm.target.info
-    if json_file is not None:
-        write(json_file, plan.record(info, rows, load))
-        show.aside(f"record in {json_file}")
-    table.show(rows, f"{info.model}, {info.dtype} on {info.device}, {len(plan.prompts)} prompts of {plan.suite}")
+    try:
+        if json_file is not None:
+            write(json_file, plan.record(info, rows, load))
+            show.aside(f"record in {json_file}")
+    finally:  # a disk that is full must not take the table along
+        table.show(rows, f"{info.model}, {info.dtype} on {info.device}, {len(plan.prompts)} prompts of {plan.suite}")
 
 
 @contextmanager

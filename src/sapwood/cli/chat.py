@@ -1,5 +1,6 @@
 """`sapwood chat`: talk to a model in the terminal."""
 
+import io
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ def command(
     estimator: o.EstimatorText = None,
     verifier: o.VerifierText = None,
     controller: o.ControllerText = None,
-    max_tokens: o.MaxTokens = 1024,
+    max_tokens: o.Longest = 1024,
     temperature: o.Temperature = None,
     top_p: o.TopP = None,
     top_k: o.TopK = None,
@@ -50,6 +51,8 @@ def command(
     with show.progress() as progress:
         llm = choice.open(progress)
     show.aside(f"{llm.target.info.model} through {choice.title}; {HELP}")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 is refused as a turn, no more
     with llm:
         talk(llm, sampling, system)
 
@@ -99,6 +102,8 @@ def turn(llm: "LLM", messages: list[dict[str, str]], sampling: dict[str, Any]) -
 
 def ask() -> str:
     """The user's next line; the end of input is goodbye."""
+    if sys.stdin is None:
+        return "/quit"
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:

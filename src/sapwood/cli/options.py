@@ -20,6 +20,7 @@ VerifierText = Annotated[str | None, typer.Option("--verifier", help="Replace th
 ControllerText = Annotated[str | None, typer.Option("--controller", help="Replace the recipe's controller.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer. [default: 256]")]
+Longest = Annotated[int, typer.Option("--max-tokens", help="Longest answer.")]  # where a verb has its own default
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 takes the best token. [default: 0]")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens that hold this mass.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many tokens.")]

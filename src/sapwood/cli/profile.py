@@ -10,7 +10,7 @@ from sapwood.cli import options as o
 if TYPE_CHECKING:
     from sapwood.api import LLM
 
-Quick = Annotated[bool, typer.Option("--quick", help="One context only, in a few seconds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and contexts, in a few seconds.")]
 
 
 def command(
@@ -43,7 +43,7 @@ def record(llm: "LLM") -> dict[str, Any]:
         "device": info.device,
         "dtype": info.dtype,
         "threads": info.threads,
-        "path": str(llm.profile.path),
+        "path": str(llm.profile.path) if llm.profile.path.is_file() else None,
         **llm.profile.curve.to_json(),
     }
 
@@ -63,5 +63,5 @@ def table(found: dict[str, Any]) -> None:
         shown.add_row(str(rows), *cells)
     console = Console()
     console.print(shown)
-    kept = f"kept in {found['path']}" if found["path"] else "too slow for --quick, not kept; measure without it"
+    kept = f"kept in {found['path']}" if found["path"] else "not kept: the folder cannot be written; set SAPWOOD_CACHE"
     console.print(kept, markup=False, highlight=False, soft_wrap=True)

@@ -120,6 +120,8 @@ def read(prompt: str) -> str:
 
     if prompt != "-":
         return prompt
+    if sys.stdin is None:
+        raise SapwoodError("standard input is closed, and the prompt is -; give a text in its place")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ from sapwood.completion import Stats, Step
 from sapwood.text import Text
 from sapwood.tree import ROOT
 
-PATIENCE_S = 3.0  # before a log is told what is being waited for
+PATIENCE_S = 10.0  # before a log is told what is being waited for: an error is to stand alone
 TAIL = 12  # lines of text above a living tree
 GUESSED, REFUSED, QUIET = "green", "dim", "dim"  # styles of accepted guesses, refused ones, and notes
 

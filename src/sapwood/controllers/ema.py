@@ -8,7 +8,7 @@ on, so it counts one more.
 import math
 from dataclasses import dataclass
 
-from sapwood.part import Part, at_least
+from sapwood.part import Part, at_least, between
 from sapwood.protocols import Request
 from sapwood.records import NO_NODES, Budget, Outcome
 
@@ -26,6 +26,8 @@ class Ema(Part):
     width: int = 4
 
     def __post_init__(self) -> None:
+        between(0, 1, rise=self.rise, fall=self.fall)
+        between(0, 100, floor=self.floor)
         at_least(1, probe=self.probe, most=self.most, nodes=self.nodes, width=self.width)
 
     def reset(self, request: Request) -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sapwood.cost import CostCurve
-from sapwood.part import Part, at_least
+from sapwood.part import Part, at_least, between
 from sapwood.protocols import Request, Setting
 from sapwood.records import NO_NODES, Budget, Outcome
+from sapwood.tree import CAPACITY
 
 FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
 PROBE = 7  # nodes of the tree that is sent unpriced
@@ -53,12 +54,14 @@ class Goodput(Part):
     priced: ClassVar[bool] = True  # reads the machine's cost curve, which must have been measured
 
     def __post_init__(self) -> None:
-        at_least(1, nodes=self.nodes, depth=self.depth, width=self.width, patience=self.patience, pause=self.pause)
+        between(1, CAPACITY - 1, nodes=self.nodes)
+        between(0, 1, slack=self.slack)
+        at_least(1, depth=self.depth, width=self.width, patience=self.patience, pause=self.pause, probe=self.probe)
 
     def bind(self, setting: Setting) -> None:
         """Take the machine's cost curve; the ledger is shared by all requests."""
-        self.cost_: CostCurve = setting.cost
-        self.ledger_ = Ledger(pause=self.pause)
+        self.cost: CostCurve = setting.cost
+        self.ledger = Ledger(pause=self.pause)
 
     def reset(self, request: Request) -> None:
         """Begin at the prompt's length."""
@@ -66,30 +69,30 @@ class Goodput(Part):
 
     def budget(self) -> Budget:
         """The largest budget, with the price of everything in it."""
-        if self.ledger_.rest > 0:
+        if self.ledger.rest > 0:
             return NO_NODES
-        if self.ledger_.idle >= self.probe:
+        if self.ledger.idle >= self.probe:
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
-        line = self.cost_.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
+        line = self.cost.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
         rate = self.rate(line[0])
-        return Budget(self.nodes, self.depth, self.width, rate * (line - line[0]), rate * self.ledger_.expansion)
+        return Budget(self.nodes, self.depth, self.width, rate * (line - line[0]), rate * self.ledger.expansion)
 
     def rate(self, plain: float) -> float:
         """Present tokens per second, never less than plain decoding's."""
-        ledger = self.ledger_
+        ledger = self.ledger
         return max(ledger.tokens / ledger.seconds if ledger.seconds else 0.0, 1 / plain)
 
     def observe(self, outcome: Outcome) -> None:
         """Refine the cost curve, keep the books, and decide whether to rest."""
-        ledger, times, rows = self.ledger_, outcome.times, len(outcome.tree)
-        self.cost_.observe(rows, outcome.context, times.verify)
+        ledger, times, rows = self.ledger, outcome.times, len(outcome.tree)
+        self.cost.observe(rows, outcome.context, times.verify)
         self.context_ = outcome.context + outcome.verdict.accepted + 1
         ledger.idle = 0 if rows > 1 else ledger.idle + 1
         if ledger.rest > 0:
             ledger.rest -= 1
             return
         draft = times.draft if self.begun_ else 0.0  # reading the prompt is spent, whatever the budget
-        plain = self.cost_.plain(rows, outcome.context, times.verify)
+        plain = self.cost.plain(rows, outcome.context, times.verify)
         tokens, self.begun_ = len(outcome.tokens), True
         ledger.tokens = FADE * ledger.tokens + tokens
         ledger.seconds = FADE * ledger.seconds + draft + times.verify
@@ -103,7 +106,7 @@ class Goodput(Part):
 
     def decide(self) -> None:
         """Rest when the last stretch was slower than plain decoding; forgive when it was faster."""
-        ledger = self.ledger_
+        ledger = self.ledger
         ledger.rounds = 0
         if ledger.plain < (1 - self.slack) * ledger.seconds:
             ledger.rest, ledger.pause = ledger.pause, min(2 * ledger.pause, self.longest)

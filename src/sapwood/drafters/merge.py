@@ -11,11 +11,13 @@ from typing import ClassVar
 from sapwood.drafters.recycling import Recycling
 from sapwood.drafters.suffix import Suffix
 from sapwood.errors import Unsound
-from sapwood.part import Part
+from sapwood.part import Part, between
 from sapwood.protocols import Drafter, Frontier, Setting
 from sapwood.records import Draw
 from sapwood.rng import Rng
 from sapwood.tree import Tree
+
+MOST = 32  # drafters that one tree can tell apart
 
 
 @dataclass
@@ -26,12 +28,15 @@ class Merge(Part):
 
     paper: ClassVar[str] = "2305.09781"
 
+    def __post_init__(self) -> None:
+        between(1, MOST, drafters=self.fan)
+
     @property
     def draws(self) -> Draw:
         """The kind that covers all drafters; independent draws mix with nothing else."""
         kinds = {drafter.draws for drafter in self.drafters}
         if len(kinds) < 2:
-            return kinds.pop() if kinds else Draw.TOPK
+            return kinds.pop()
         if Draw.IID in kinds:
             raise Unsound(f"{self} mixes iid draws with others; use draws=swor, or draws=iid in every drafter")
         return Draw.MIXED
@@ -48,13 +53,13 @@ class Merge(Part):
 
     def bind(self, setting: Setting) -> None:
         """Give each drafter its bit of a node's sources."""
-        self.number(self.source_)
+        self.number(self.source)
         super().bind(setting)
 
     def number(self, first: int) -> int:
         """Give the drafters the sources from `first` on; return the next free one."""
         for drafter in self.drafters:
-            drafter.source_ = first
+            drafter.source = first
             first = drafter.number(first) if isinstance(drafter, Merge) else first + 1
         return first
 

@@ -36,8 +36,8 @@ class Model(Part):
         """Load the model and compare vocabularies."""
         if isinstance(self.model, str) and not self.model:
             raise SapwoodError("draft-model needs a model; write draft-model(model='NAME')")
-        self.backend_ = setting.load(self.model) if isinstance(self.model, str) else self.model
-        ours, theirs = self.backend_.info, setting.target.info
+        self.backend = setting.load(self.model) if isinstance(self.model, str) else self.model
+        ours, theirs = self.backend.info, setting.target.info
         if ours.vocab != theirs.vocab:
             raise SapwoodError(
                 f"draft model {ours.model} has {ours.vocab} tokens and {theirs.model} has {theirs.vocab}; "
@@ -46,8 +46,8 @@ class Model(Part):
 
     def reset(self, request: Request) -> None:
         """Read the prompt, all but its last token; a text beyond the draft's own context is left alone."""
-        fits = len(request.prompt) < self.backend_.info.context
-        self.session_ = self.backend_.open(request.prompt[:-1] if fits else [])
+        fits = len(request.prompt) < self.backend.info.context
+        self.session_ = self.backend.open(request.prompt[:-1] if fits else [])
         self.unread_ = list(request.prompt[-1 if fits else 0 :])  # emitted, not committed here; the last is the root
         self.sampler_ = request.sampler
         self.scratch_: Tree | None = None
@@ -69,16 +69,16 @@ class Model(Part):
             index = row - self.since_
             if best is not None:
                 tree.extend(
-                    node, best[0][index, :width].tolist(), np.exp(best[1][index, :width]).tolist(), source=self.source_
+                    node, best[0][index, :width].tolist(), np.exp(best[1][index, :width]).tolist(), source=self.source
                 )
                 continue
             law = draft_law(self.sampler_, scores.logits(index), tree.spell(node)[1:])
             position = self.root_position_ + int(tree.depths[node]) + 1
-            propose(tree, node, law, width, draws, position, rng, self.source_)
+            propose(tree, node, law, width, draws, position, rng, self.source)
 
     def _room(self, rows: int) -> bool:
         """True while this many more tokens fit the draft's context."""
-        return self.session_.length + rows < self.backend_.info.context
+        return self.session_.length + rows < self.backend.info.context
 
     def _begin(self, tree: Tree) -> None:
         """Start the scratch tree with the chain of unread tokens, the root last."""
@@ -102,12 +102,12 @@ class Model(Part):
         """Score the scratch nodes that are new since the last call."""
         assert self.scratch_ is not None
         self.since_, self.scored_ = self.scored_, len(self.scratch_)
-        [scores] = self.backend_.score([Work(self.session_, self.scratch_, self.since_)])
+        [scores] = self.backend.score([Work(self.session_, self.scratch_, self.since_)])
         return scores
 
     def _commit_chain(self, tokens: Sequence[int]) -> None:
         line = chain(tokens)
-        self.backend_.score([Work(self.session_, line)])
+        self.backend.score([Work(self.session_, line)])
         self.session_.commit(range(len(line)))
 
     def observe(self, outcome: Outcome) -> None:

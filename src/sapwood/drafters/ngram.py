@@ -56,7 +56,7 @@ class Ngram(Part):
                 fade = fade * FADE if matched == last else 1.0
                 # measured on chat output: what followed m matching tokens follows again about m times in m + 2
                 prob = mass * fade * matched / (matched + 2)
-                child = tree.add(node, self.text_[place], prob, rank=rank, source=self.source_)
+                child = tree.add(node, self.text_[place], prob, rank=rank, source=self.source)
                 self.copies_[child] = place, matched + 1
                 mass, last = mass - prob, matched
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose
-from sapwood.part import Part, at_least
+from sapwood.part import Part, at_least, between
 from sapwood.protocols import Frontier, Request, Setting
 from sapwood.records import Draw, Outcome
 from sapwood.rng import Rng
@@ -39,8 +39,9 @@ class Recycling(Part):
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        at_least(1, count=self.count)
-        at_least(0, pairs=self.pairs, prompt=self.prompt)
+        between(1, 1024, count=self.count)
+        between(0, 10_000_000, pairs=self.pairs)
+        at_least(0, prompt=self.prompt)
 
     def bind(self, setting: Setting) -> None:
         """Begin an empty table, shared by all requests: a row per token, then the rows of pairs."""
@@ -89,7 +90,7 @@ class Recycling(Part):
             probs = self._successors(tree, node)
             if plain:
                 best = sorted(probs, key=probs.__getitem__, reverse=True)[:width]
-                tree.extend(node, best, [probs[token] for token in best], source=self.source_)
+                tree.extend(node, best, [probs[token] for token in best], source=self.source)
             elif probs:
                 self._propose(tree, node, probs, width, draws, rng)
 
@@ -119,4 +120,4 @@ class Recycling(Part):
         if np.isneginf(self.sampler_.adjust(logits, path[1:]).max()):  # every successor is banned here
             return
         law = draft_law(self.sampler_, logits, path[1:])
-        propose(tree, node, law, width, draws, self.committed_ + len(path), rng, self.source_)
+        propose(tree, node, law, width, draws, self.committed_ + len(path), rng, self.source)

@@ -84,7 +84,7 @@ class Suffix(Part):
         for node, width in frontier:
             probs = self._spread(self._match(tree, node))
             best = sorted(probs, key=probs.__getitem__, reverse=True)[:width]
-            tree.extend(node, best, [probs[token] for token in best], source=self.source_)
+            tree.extend(node, best, [probs[token] for token in best], source=self.source)
 
     def _match(self, tree: Tree, node: int) -> list[Match]:
         if node not in self.matches_:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.part import Part
+from sapwood.part import Part, between
 from sapwood.protocols import Setting
 from sapwood.records import Outcome
 from sapwood.tree import Tree
@@ -29,15 +29,19 @@ class Binned(Part):
     fine: float = 8.0  # how many trials the coarse cell is worth
     memory: float = 2000.0  # trials after which a cell begins to forget
 
+    def __post_init__(self) -> None:
+        between(1e-9, 1e6, coarse=self.coarse, fine=self.fine)
+        between(0, 1e9, memory=self.memory)
+
     def bind(self, setting: Setting) -> None:
         """Start counting; the counts are shared by all requests."""
         shape = (SOURCES, len(EDGES) + 1, RANKS, DEPTHS)
-        self.hits_, self.trials_ = np.zeros(shape), np.zeros(shape)
+        self.hits, self.trials = np.zeros(shape), np.zeros(shape)
 
     def chance(self, tree: Tree, start: int) -> FloatArray:
         """Counted acceptance of each node from `start` on."""
         raw, (source, confidence, rank, depth) = tree.probs[start:], cells(tree, start)
-        hits, trials = self.hits_[source, confidence], self.trials_[source, confidence]  # [n, ranks, depths]
+        hits, trials = self.hits[source, confidence], self.trials[source, confidence]  # [n, ranks, depths]
         rough = (hits.sum((1, 2)) + self.coarse * raw) / (trials.sum((1, 2)) + self.coarse)
         each = np.arange(len(raw))
         exact: FloatArray = (hits[each, rank, depth] + self.fine * rough) / (trials[each, rank, depth] + self.fine)
@@ -47,11 +51,11 @@ class Binned(Part):
         """Count every drafted child of an accepted node, checked or not."""
         grown, hit, tried = outcome.grown, *judged(outcome)
         where = tuple(column[tried[1:]] for column in cells(grown, 1))
-        np.add.at(self.trials_, where, 1.0)
-        np.add.at(self.hits_, where, hit[tried].astype(float))
-        full = self.trials_ > self.memory
-        self.trials_[full] /= 2
-        self.hits_[full] /= 2
+        np.add.at(self.trials, where, 1.0)
+        np.add.at(self.hits, where, hit[tried].astype(float))
+        full = self.trials > self.memory
+        self.trials[full] /= 2
+        self.hits[full] /= 2
 
 
 def cells(tree: Tree, start: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sapwood.estimators.raw import Raw
-from sapwood.part import Part
+from sapwood.part import Part, between
 from sapwood.policies.reach import value
 from sapwood.protocols import Estimator, Frontier
 from sapwood.records import Budget, Prune
@@ -25,6 +25,9 @@ class Groups(Part):
 
     paper: ClassVar[str] = "2410.11744"
     prunes: ClassVar[Prune] = Prune.GROUPS
+
+    def __post_init__(self) -> None:
+        between(0, 1, floor=self.floor)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """Likely nodes of the deepest level, while their groups fit the budget."""

@@ -20,7 +20,7 @@ FORMAT = "1"  # of what a converted folder holds; a new one is a new folder
 def converted(path: Path, progress: Progress) -> Path:
     """The folder with this file's weights and tokenizer, made now if it is not there yet."""
     folder = cache_folder() / "models" / f"{path.stem}-{fingerprint(path)}"
-    if not (folder / "config.json").exists():
+    if not whole(folder):
         check(path)
         progress(f"converting {path.name}, once")
         try:
@@ -31,6 +31,12 @@ def converted(path: Path, progress: Progress) -> Path:
                 f"cannot keep the converted model in {folder.parent} ({error}); set SAPWOOD_CACHE"
             ) from error
     return folder
+
+
+def whole(folder: Path) -> bool:
+    """True when a converted folder holds all it should."""
+    named = all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
+    return named and any(folder.glob("*.safetensors"))
 
 
 def fingerprint(path: Path) -> str:
@@ -64,9 +70,11 @@ def convert(path: Path, folder: Path, progress: Progress) -> None:
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write(path, work, progress)
+        if not whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # what somebody left of an earlier one
         work.rename(folder)
     except OSError:
-        if not (folder / "config.json").exists():  # else another process was first, and its folder is as good
+        if not whole(folder):  # else another process was first, and its folder is as good
             raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -82,8 +90,8 @@ def write(path: Path, folder: Path, progress: Progress) -> None:
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
             tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=name)
-        except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # whatever a strange file may lead to
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise SapwoodError(f"{path} cannot be converted: {reason}; use a folder of safetensors") from error
     model.hf_quantizer = None  # the weights are plain numbers now; save_pretrained refuses quantised ones
     if hasattr(model.config, "quantization_config"):

@@ -31,6 +31,9 @@ class TorchBackend:
         self.hidden = tuple(hidden)  # layers whose inputs each score keeps; 0 is the embedding
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        if self.device.type == "cuda":
+            # cuDNN prepares each new number of keys anew: measured 65 ms a pass against 25 without it
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._windows = windows_of(model.config.get_text_config())
         self._layout = layout_of(model)
         self.info = self._describe(name or type(model).__name__)
