@@ -35,18 +35,10 @@ def command(
     system: System = None,
 ) -> None:
     """Talk to a model; /reset starts over, /quit ends."""
+    choice, sampling = o.choice_of(locals()), o.sampling_of(locals())
     from sapwood.cli import show
     from sapwood.request import check_options
 
-    choice = o.Choice(model, recipe, drafter, policy, estimator, verifier, controller, device, dtype, threads)
-    sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "seed": seed,
-    }
     check_options(sampling)  # a wrong option fails before a model is loaded
     with show.progress() as progress:
         llm = choice.open(progress)

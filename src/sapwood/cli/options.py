@@ -1,8 +1,8 @@
 """The options that verbs share, and the model they open."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,6 +38,30 @@ Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, float16 or 
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a record as the last line.")]
+
+
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "stop",
+    "seed",
+)
+
+
+def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The sampling options among a verb's arguments; None, or an empty list, is the default."""
+    return {name: given[name] or None if name == "stop" else given[name] for name in SAMPLING if name in given}
+
+
+def choice_of(given: dict[str, Any]) -> "Choice":
+    """The model and recipe among a verb's arguments."""
+    return Choice(**{field.name: given[field.name] for field in fields(Choice) if field.name in given})
 
 
 @dataclass(frozen=True)

@@ -45,19 +45,7 @@ def command(
     as_json: o.AsJson = False,
 ) -> None:
     """Answer one prompt and say what speculation did."""
-    choice = o.Choice(model, recipe, drafter, policy, estimator, verifier, controller, device, dtype, threads)
-    sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "stop": stop or None,
-        "seed": seed,
-    }
+    choice, sampling = o.choice_of(locals()), o.sampling_of(locals())
     answer(choice, read(prompt), sampling, raw=raw, live=live, as_json=as_json)
 
 
