@@ -9,7 +9,7 @@ PROMPT ?= Name three uses of a paperclip.
 .PHONY: demo test check tables size clean
 
 demo: $(READY)  ## run the built-in model through a living token tree
-	$(BIN)/sapwood run "$(PROMPT)" --max-tokens 128
+	$(BIN)/sapwood run "$(PROMPT)" --max-tokens 128 --live
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest -n auto --dist loadgroup
