@@ -112,7 +112,7 @@ def residual_of_q(patch: pytest.MonkeyPatch) -> None:
 
 
 def refused_token_keeps_its_place_in_q(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(walk_module, "drop", lambda q, token: q)
+    patch.setattr(walk_module, "without", lambda q, tokens: q)
 
 
 def independent_draws_lose_the_refused_token(patch: pytest.MonkeyPatch) -> None:

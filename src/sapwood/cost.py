@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
+from sapwood.arrays import FloatArray, IntArray
 
 DRIFT = 0.2  # how fast the whole table follows the machine's present speed
 SHAPE = 0.03  # how fast a single cell follows its own observations
@@ -30,19 +30,11 @@ class CostCurve:
 
     def seconds(self, rows: int, context: int) -> float:
         """Predicted seconds of a pass over this many rows."""
-        below, above, weight = self._between(context)
-        low = np.interp(rows, self.rows, self.table[below])
-        high = np.interp(rows, self.rows, self.table[above])
-        return float(low + weight * (high - low)) * self.drift
+        return float(self._at(np.array([rows]), context)[0])
 
     def line(self, most: int, context: int) -> FloatArray:
         """Seconds of passes over 1, 2, ... most rows at this context."""
-        below, above, weight = self._between(context)
-        grid = np.arange(1, most + 1)
-        low = np.interp(grid, self.rows, self.table[below])
-        high = np.interp(grid, self.rows, self.table[above])
-        line: FloatArray = (low + weight * (high - low)) * self.drift
-        return line
+        return self._at(np.arange(1, most + 1), context)
 
     def plain(self, rows: int, context: int, seconds: float) -> float:
         """What a pass over one row would have taken when this one took `seconds`.
@@ -59,6 +51,13 @@ class CostCurve:
         column = int(np.argmin(np.abs(np.array(self.rows) - rows)))
         below, above, weight = self._between(context)
         self.table[above if weight > 0.5 else below][column] *= 1 + SHAPE * (factor - 1)
+
+    def _at(self, rows: IntArray, context: int) -> FloatArray:
+        below, above, weight = self._between(context)
+        low = np.interp(rows, self.rows, self.table[below])
+        high = np.interp(rows, self.rows, self.table[above])
+        found: FloatArray = (low + weight * (high - low)) * self.drift
+        return found
 
     def _between(self, context: int) -> tuple[int, int, float]:
         above = bisect.bisect_left(self.contexts, context)

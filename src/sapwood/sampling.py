@@ -169,3 +169,11 @@ def nucleus(law: FloatArray, mass: float) -> FloatArray:
     kept[likely[:count]] = law[likely[:count]]
     kept /= kept.sum()
     return kept
+
+
+def without(law: FloatArray, tokens: list[int]) -> FloatArray:
+    """The law given that none of these tokens comes; all zeros when nothing is left."""
+    rest = law.copy()
+    rest[tokens] = 0.0
+    total = rest.sum()
+    return rest / total if total > 0 else np.zeros_like(rest)

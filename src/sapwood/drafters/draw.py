@@ -5,7 +5,7 @@ import numpy as np
 from sapwood.arrays import FloatArray
 from sapwood.records import Draw
 from sapwood.rng import Place, Rng, Use, path_key
-from sapwood.sampling import Sampler, softmax
+from sapwood.sampling import Sampler, softmax, without
 from sapwood.tree import CAPACITY, Tree
 
 SURE = 0.25  # mixed draws: tokens of at least this probability are chosen, the rest drawn
@@ -60,11 +60,3 @@ def leaders(law: FloatArray, count: int) -> list[int]:
         return []
     best: list[int] = np.argsort(-law, kind="stable")[:count].tolist()
     return [token for token in best if law[token] > 0]
-
-
-def without(law: FloatArray, tokens: list[int]) -> FloatArray:
-    """The law given that none of these tokens comes; all zeros when nothing is left."""
-    rest = law.copy()
-    rest[tokens] = 0.0
-    total = rest.sum()
-    return rest / total if total > 0 else np.zeros_like(rest)

@@ -12,7 +12,7 @@ from sapwood.part import Part, at_least
 from sapwood.policies.reach import value, worth
 from sapwood.protocols import Estimator, Frontier
 from sapwood.records import Budget, Prune
-from sapwood.tree import CAPACITY, Tree
+from sapwood.tree import Tree
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Beam(Part):
         """The best nodes of the deepest level."""
         if tree.height >= budget.depth:
             return []
-        reach, most = value(tree, self.estimator), min(self.beam, (CAPACITY - len(tree)) // budget.width)
+        reach = value(tree, self.estimator)
         level = [node for node in tree.level(tree.height) if not tree.expanded[node]]
-        return [(node, budget.width) for node in sorted(level, key=lambda node: -reach[node])[:most]]
+        return [(node, budget.width) for node in sorted(level, key=lambda node: -reach[node])[: self.beam]]
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The best nodes, as many as the budget allows and the price justifies."""

@@ -17,7 +17,7 @@ from sapwood.part import Part, at_least
 from sapwood.policies.reach import leaves, value, worth
 from sapwood.protocols import Estimator, Frontier
 from sapwood.records import Budget, Prune
-from sapwood.tree import CAPACITY, Tree
+from sapwood.tree import Tree
 
 
 @dataclass
@@ -36,8 +36,6 @@ class Best(Part):
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
         reach = value(tree, self.estimator)
-        if len(tree) + self.stride * budget.width > CAPACITY:
-            return []
         entry = max(budget.floor, budget.draft)
         if len(tree) > budget.nodes:  # a child must beat the weakest node of a full tree
             entry = max(entry, np.partition(reach[1:], -budget.nodes)[-budget.nodes])

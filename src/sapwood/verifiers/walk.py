@@ -8,6 +8,7 @@ from sapwood.arrays import FloatArray
 from sapwood.protocols import Laws
 from sapwood.records import Verdict
 from sapwood.rng import Place, Rng, Use
+from sapwood.sampling import without
 from sapwood.tree import ROOT, Tree
 
 # (tree, node, p, position of the next token, rng) -> (accepted child or None, next token)
@@ -56,7 +57,7 @@ def refuse_in_turn(
         if rng.flip(chance, Place(position, Use.ACCEPT, slot)):
             return child, r
         r = residual(r, q)
-        laws[source] = q if replacement else drop(q, token)
+        laws[source] = q if replacement else without(q, [token])
     return None, r
 
 
@@ -76,11 +77,3 @@ def residual(r: FloatArray, q: FloatArray) -> FloatArray:
     rest: FloatArray = np.maximum(r - q, 0.0)
     total = rest.sum()
     return rest / total if total > 0 else r
-
-
-def drop(q: FloatArray, token: int) -> FloatArray:
-    """Law q given that this token does not come; all zeros when nothing is left."""
-    rest = q.copy()
-    rest[token] = 0.0
-    total = rest.sum()
-    return rest / total if total > 0 else rest
