@@ -52,7 +52,7 @@ class Rows:
     def logits(self, node: int) -> FloatArray:
         raise NotImplementedError
 
-    def hidden(self, nodes: Sequence[int]) -> Any:
+    def hidden(self, nodes: Sequence[int], layers: Sequence[int]) -> Any:
         raise NotImplementedError
 
 

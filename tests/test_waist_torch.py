@@ -88,18 +88,20 @@ def test_since_must_name_nodes_in_the_tail() -> None:
 
 def test_hidden_states_come_on_request() -> None:
     model = tiny.make("llama")
-    plain, rich = TorchBackend(model), TorchBackend(model, hidden=(0, 2))
-    assert plain.info.provides == frozenset()
+    plain, rich = TorchBackend(model), TorchBackend(model)
+    rich.watch([0, 2])
     assert rich.info.provides == {"hidden"}
     tree = waist.line([3, 4, 5])
     [scores] = rich.score([Work(rich.open([1, 2]), tree)])
     with torch.inference_mode():
         states = model(torch.tensor([[1, 2, 3, 4, 5]]), output_hidden_states=True).hidden_states
     wanted = torch.cat([states[0][0, [4, 2]], states[2][0, [4, 2]]], -1)
-    assert torch.allclose(scores.hidden([2, 0]), wanted, atol=1e-5)
+    assert torch.allclose(scores.hidden([2, 0], [0, 2]), wanted, atol=1e-5)
     [scores] = plain.score([Work(plain.open([1, 2]), tree)])
-    with pytest.raises(ValueError, match="hidden="):
-        scores.hidden([0])
+    with pytest.raises(ValueError, match="watch"):
+        scores.hidden([0], [1])
+    with pytest.raises(SapwoodError, match="has 2 layers"):
+        plain.watch([3])
 
 
 @pytest.mark.gpu

@@ -58,8 +58,8 @@ class Scores(Protocol):
     def logits(self, row: int) -> FloatArray:
         """Raw logits after this row's node, [vocab]; row i is node `since + i`."""
 
-    def hidden(self, rows: Sequence[int]) -> Any:
-        """Hidden states of these rows, on the device; only if "hidden" is in info.provides."""
+    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
+        """Hidden states of these rows on the device, [rows, layers * width]; only of layers the backend watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,12 @@ class Backend(Protocol):
 
     def score(self, work: Sequence[Work]) -> list[Scores]:
         """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers from now on; 0 is the embedding, the last what the output head reads.
+
+        For drafters that read the target's mind; only if "hidden" is in info.provides.
+        """
 
 
 # ------------------------------------------------------------------------------------ the parts

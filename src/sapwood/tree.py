@@ -6,6 +6,7 @@ from the parents where they are used; a node's position is its depth, never its 
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class Tree:
         self._size = 0
         self._allocate(min(capacity, CAPACITY))
         self.laws: dict[tuple[int, int], FloatArray] = {}  # (node, source) -> q of its sampled children
+        self.states: dict[int, Any] = {}  # expanded node -> what a trained drafter made of the text up to it, [width]
         self._chosen: dict[tuple[int, int], int] = {}  # (parent, token) -> the chosen child that carries it
         self.kept: IntArray | None = None  # [n] index of each node in the tree this one was cut from
         self._append(root, -1, 1.0, 0, 0, False)

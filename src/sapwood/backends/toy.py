@@ -48,7 +48,7 @@ class ToyScores:
         law: FloatArray = self.rows[row]
         return law
 
-    def hidden(self, rows: Sequence[int]) -> Any:
+    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """A table has no hidden states."""
         raise SapwoodError("the toy backend has no hidden states")
 
@@ -116,6 +116,10 @@ class Toy:
     def open(self, tokens: Sequence[int]) -> ToySession:
         """A session with these tokens committed."""
         return ToySession(list(tokens), self)
+
+    def watch(self, layers: Sequence[int]) -> None:
+        """A table has no layers."""
+        raise SapwoodError("the toy backend has no hidden states")
 
     def score(self, work: Sequence[Work]) -> list[Scores]:
         """The law after each node's own path, from `since` on."""

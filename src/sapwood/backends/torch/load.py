@@ -1,7 +1,7 @@
 """From a model's name to a backend: built-in, Hub id, local folder or GGUF file."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ def load(
     dtype: str | None = None,  # None or "auto": float16 on cuda, float32 elsewhere
     threads: int | None = None,  # CPU threads; None leaves torch's choice
     progress: Progress = silent,
-    hidden: Sequence[int] = (),
 ) -> tuple[TorchBackend, Path]:
     """A backend for this model, and the folder that holds its tokenizer."""
     check(model, dtype, threads)
@@ -39,7 +38,7 @@ def load(
     with quiet():
         folder = find_folder(model, progress)
         progress(f"loading {model}")
-        backend = TorchBackend(read_model(folder, model, place, precision), model, hidden)
+        backend = TorchBackend(read_model(folder, model, place, precision), model)
         check_tree(backend)
     return backend, folder
 

@@ -4,7 +4,7 @@ The tree becomes a 4-D mask and positions (committed length + depth). Several se
 as rows of one sequence; the mask keeps them apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ CHUNK = 512  # prompt tokens per pass of a prefill
 class TorchBackend:
     """Scores token trees with a transformers model on its device."""
 
-    def __init__(self, model: Any, name: str = "", hidden: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, name: str = "") -> None:
         self.model = model.eval()
-        self.hidden = tuple(hidden)  # layers whose inputs each score keeps; 0 is the embedding
+        self._watched: set[int] = set()  # layers whose inputs each pass keeps
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         if self.device.type == "cuda":
@@ -45,7 +45,7 @@ class TorchBackend:
             model=name,
             vocab=self.model.get_output_embeddings().weight.shape[0],
             context=context_of(config),
-            provides=frozenset({"hidden"} if self.hidden else ()),
+            provides=frozenset({"hidden"}),
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
             threads=torch.get_num_threads(),
@@ -65,8 +65,9 @@ class TorchBackend:
             for start in range(0, len(tokens), CHUNK)
         ]
         if parts:
-            states, hidden = parts[-1][0], [kept for _, kept in parts if kept is not None]
-            session.read = Reading(self.model.get_output_embeddings(), states, torch.cat(hidden) if hidden else None)
+            hidden = {layer: torch.cat([kept[layer] for _, kept in parts]) for layer in parts[0][1]}
+            states = torch.cat([last for last, _ in parts])
+            session.read = Reading(self.model.get_output_embeddings(), states, hidden)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the prompt's time is not booked on the first round
         return session
@@ -87,6 +88,14 @@ class TorchBackend:
             session.scored(job.tree)
         return _split(logits, hidden, blocks)
 
+    def watch(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers from now on; the last layer's number plus one is what the head reads."""
+        depth = self.model.config.get_text_config().num_hidden_layers
+        unknown = [layer for layer in layers if not 0 <= layer <= depth]
+        if unknown:
+            raise SapwoodError(f"{self.info.model} has {depth} layers; it cannot show the inputs of {unknown}")
+        self._watched.update(layers)
+
     def _own(self, job: Work) -> TorchSession:
         session = job.session
         if not isinstance(session, TorchSession) or session.slots.layout is not self._layout:
@@ -94,24 +103,24 @@ class TorchBackend:
         return session
 
     # --------------------------------------------------------------------------------- a pass
-    def _prefill(self, session: TorchSession, tokens: IntArray) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Commit a piece of a prompt; its last states [rows, width] and, where asked for, hidden states."""
+    def _prefill(self, session: TorchSession, tokens: IntArray) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Commit a piece of a prompt; its last states [rows, width] and those of watched layers."""
         rows = np.arange(len(tokens))
         block, span = Block(session.length, rows - 1, rows), session.extend(len(tokens))
-        out = self._forward(self.model.base_model, tokens, [block], [span], output_hidden_states=bool(self.hidden))
+        out = self._forward(self.model.base_model, tokens, [block], [span], output_hidden_states=bool(self._watched))
         session.advance(len(tokens))
         return out.last_hidden_state[0], self._kept(out)
 
     def _run(
         self, tokens: IntArray, blocks: Sequence[Block], spans: Sequence[Span]
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits [rows, vocab] and, where asked for, hidden states [rows, layers * width]."""
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Logits [rows, vocab] and the states [rows, width] of watched layers."""
         self._check_room(blocks)
-        out = self._forward(self.model, tokens, blocks, spans, output_hidden_states=bool(self.hidden))
+        out = self._forward(self.model, tokens, blocks, spans, output_hidden_states=bool(self._watched))
         return out.logits[0], self._kept(out)
 
-    def _kept(self, out: Any) -> torch.Tensor | None:
-        return torch.cat([out.hidden_states[layer][0] for layer in self.hidden], -1) if self.hidden else None
+    def _kept(self, out: Any) -> dict[int, torch.Tensor]:
+        return {layer: out.hidden_states[layer][0] for layer in sorted(self._watched)}
 
     def _forward(
         self,
@@ -148,7 +157,7 @@ class TorchBackend:
             raise SapwoodError(f"a tree that ends at token {need} does not fit the context of {self.info.context}")
 
 
-def _split(logits: torch.Tensor, hidden: torch.Tensor | None, blocks: Sequence[Block]) -> list[Scores]:
-    rows = [block.rows for block in blocks]
-    states = hidden.split_with_sizes(rows) if hidden is not None else [None] * len(rows)
-    return [TorchScores(part, state) for part, state in zip(logits.split_with_sizes(rows), states, strict=True)]
+def _split(logits: torch.Tensor, hidden: Mapping[int, torch.Tensor], blocks: Sequence[Block]) -> list[Scores]:
+    ends = np.cumsum([block.rows for block in blocks]).tolist()
+    spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return [TorchScores(logits[span], {layer: states[span] for layer, states in hidden.items()}) for span in spans]

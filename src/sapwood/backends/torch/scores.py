@@ -1,6 +1,7 @@
 """The model's answer for each row of a pass; it stays on the device until asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,16 @@ from sapwood.arrays import FloatArray, IntArray
 class TorchScores:
     """Logits, and on request hidden states, of the rows of one tree."""
 
-    def __init__(self, logits: torch.Tensor, hidden: torch.Tensor | None = None) -> None:
-        self._logits = logits  # [n, vocab]
-        self._hidden = hidden  # [n, layers * width]
+    def __init__(
+        self, logits: torch.Tensor | Callable[[], torch.Tensor], hidden: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        self._given = logits  # [n, vocab], or how to compute them
+        self._hidden = hidden or {}  # layer -> [n, width]
         self._best: IntArray | None = None
+
+    @cached_property
+    def _logits(self) -> torch.Tensor:
+        return self._given if isinstance(self._given, torch.Tensor) else self._given()
 
     @torch.inference_mode()
     def argmax(self) -> IntArray:
@@ -41,8 +48,9 @@ class TorchScores:
         logits: FloatArray = self._logits[row].float().cpu().numpy()
         return logits
 
-    def hidden(self, rows: Sequence[int]) -> Any:
+    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """Hidden states of these rows on the device, [rows, layers * width], layers in the order asked for."""
-        if self._hidden is None:
-            raise ValueError("this backend keeps no hidden states; load the model with hidden=(layer, ...)")
-        return self._hidden[list(rows)]
+        missing = [layer for layer in layers if layer not in self._hidden]
+        if missing:
+            raise ValueError(f"the inputs of layers {missing} were not kept; call backend.watch({list(layers)}) first")
+        return torch.cat([self._hidden[layer][list(rows)] for layer in layers], -1)

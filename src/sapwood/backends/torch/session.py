@@ -1,6 +1,6 @@
 """The committed text of one request: slots, a length, and the tree in flight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +16,16 @@ from sapwood.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The last states of a prompt, from which its logits can still be had."""
+    """What the model made of a prompt, from which its logits can still be had."""
 
     head: Callable[[torch.Tensor], torch.Tensor]
     states: torch.Tensor  # [rows, width], what the head reads
-    hidden: torch.Tensor | None  # [rows, layers * width], where the backend keeps hidden states
+    hidden: Mapping[int, torch.Tensor]  # layer -> [rows, width], of the layers the backend watches
 
     def scores(self, last: int) -> TorchScores:
         """Logits and hidden states of the last rows."""
-        logits = self.head(self.states[-last:])
-        return TorchScores(logits, None if self.hidden is None else self.hidden[-len(logits) :])
+        hidden = {layer: states[-last:] for layer, states in self.hidden.items()}
+        return TorchScores(lambda: self.head(self.states[-last:]), hidden)
 
 
 class TorchSession:
