@@ -13,20 +13,25 @@ SOURCE = Path(__file__).parents[1] / "src" / "sapwood"
 FAMILIES = ("drafters", "policies", "estimators", "verifiers", "controllers", "backends")
 
 # from the bottom up; a module imports from its own layer and from those below. What is not listed is the face.
-DATA = ("arrays", "errors", "paths", "rng", "tree", "records", "sampling", "cost")
+DATA = ("arrays", "errors", "paths", "rng", "tree", "records", "sampling", "cost", "trained", "nets")
 LAYERS: list[tuple[str, ...]] = [
     DATA,
     ("protocols", "part"),
+    ("heads",),  # the networks of trained drafters, which know data alone
     FAMILIES,
     ("methods", "spelling", "recipe", "recipes", "laws", "engine"),
-    (),  # the face: api, text, request, testing, ...
+    (),  # the face: api, text, request, testing, train, ...
     ("bench", "cli", "__main__"),
 ]
-FACE = 4
+FACE = 5
 SIDEWAYS = {("policies", "estimators")}  # a policy may import its default estimator
 HEAVY = {"torch", "transformers", "safetensors", "gguf", "accelerate"}
-HEAVY_HOMES = ("backends.torch",)
-LAZY = {"text": {"transformers"}}  # only where a function needs it: tokenizers that are no single file
+HEAVY_HOMES = ("backends.torch", "heads", "train")
+LAZY = {  # only where a function needs it
+    "nets": {"safetensors"},  # files of small networks
+    "text": {"transformers"},  # tokenizers that are no single file
+    "drafters": {"torch"},  # trained ones, whose networks live under heads
+}
 
 MODULES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -77,9 +82,15 @@ def test_imports_go_down(module: str) -> None:
             assert sibling == family or (family, sibling) in SIDEWAYS, f"{module} imports {other}, of another family"
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if module.partition(".")[0] == "heads"])
+def test_networks_know_data_alone(module: str) -> None:
+    above = {other for other in used(module) if other.partition(".")[0] not in (*DATA, "heads")}
+    assert not above, f"{module} imports {', '.join(above)}; a network takes plain numbers and tensors"
+
+
 def test_every_layer_has_its_modules() -> None:
     heads = {module.partition(".")[0] for module in MODULES}
-    assert heads.issuperset(name for names in LAYERS[:4] for name in names)
+    assert heads.issuperset(name for names in LAYERS[:FACE] for name in names)
 
 
 def test_imports_have_no_cycles() -> None:
@@ -99,9 +110,9 @@ def test_imports_have_no_cycles() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_heavy_packages_have_one_home(module: str) -> None:
-    if module.startswith(HEAVY_HOMES):
+    if f"{module}.".startswith(tuple(f"{home}." for home in HEAVY_HOMES)):
         return
-    for lazy, allowed in ((False, set[str]()), (True, LAZY.get(module, set()))):
+    for lazy, allowed in ((False, set[str]()), (True, LAZY.get(module.partition(".")[0], set()))):
         found = imports(ast.parse(MODULES[module].read_text()), lazy)
         heavy = {source.partition(".")[0] for source, _ in found} & HEAVY - allowed
         assert not heavy, f"{module} imports {', '.join(heavy)}; that belongs under {', '.join(HEAVY_HOMES)}"

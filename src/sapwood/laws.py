@@ -1,6 +1,8 @@
 """The target's law at each node of a tree, computed only where a verifier looks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sapwood.arrays import FloatArray
 from sapwood.protocols import Scores
@@ -34,3 +36,7 @@ class PathLaws:
         if not sampling.touches_logits:
             return int(self.scores.argmax()[node])
         return self.sampler.best(self.scores.logits(node), self.tree.spell(node)[1:])
+
+    def hidden(self, nodes: Sequence[int], layers: Sequence[int]) -> Any:
+        """Hidden states at these nodes on the device, [nodes, layers * width]."""
+        return self.scores.hidden(nodes, layers)

@@ -181,6 +181,9 @@ class Laws(Protocol):
     def draw(self, node: int, position: int, rng: Rng) -> int:
         """The target's own next token: what plain decoding says at this position."""
 
+    def hidden(self, nodes: Sequence[int], layers: Sequence[int]) -> Any:
+        """The target's hidden states at these nodes on the device, [nodes, layers * width]; only of watched layers."""
+
 
 class Verifier(Part, Protocol):
     """Turns a tree and the target's law into an accepted path and one more token."""

@@ -61,12 +61,13 @@ class Recipe:
     def bind(self, setting: Setting) -> "Recipe":
         """A copy whose parts are loaded for this target."""
         bound = Recipe(*(part.fresh() for part in self.parts()))  # type: ignore[arg-type]
-        missing = self.drafter.needs - setting.target.info.provides
-        if missing:
-            raise SapwoodError(
-                f"{self.drafter} needs {', '.join(sorted(missing))}, which the {setting.target.info.name} backend "
-                f"does not provide for {setting.target.info.model}; use another drafter"
-            )
+        for slot, part in zip(SLOTS, self.parts(), strict=True):
+            missing: frozenset[str] = getattr(part, "needs", frozenset()) - setting.target.info.provides
+            if missing:
+                raise SapwoodError(
+                    f"{part} needs {', '.join(sorted(missing))}, which the {setting.target.info.name} backend "
+                    f"does not provide for {setting.target.info.model}; use another {slot}"
+                )
         for part in bound.parts():
             part.bind(setting)
         return bound

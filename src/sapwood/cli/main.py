@@ -11,7 +11,8 @@ import typer
 
 from sapwood.errors import SapwoodError
 
-VERBS = ("run", "chat", "bench", "methods", "profile")  # modules of this package, each with a `command`
+# modules of this package, each with a `command`
+VERBS = ("run", "chat", "bench", "methods", "profile", "train", "export")
 
 app = typer.Typer(
     add_completion=False,

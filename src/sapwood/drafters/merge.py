@@ -8,6 +8,7 @@ judged by its own q; chosen children come first, and draws without replacement l
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from sapwood.drafters.found import Found
 from sapwood.drafters.recycling import Recycling
 from sapwood.drafters.suffix import Suffix
 from sapwood.errors import Unsound
@@ -24,7 +25,7 @@ MOST = 32  # drafters that one tree can tell apart
 class Merge(Part):
     """Grow one tree from several drafters."""
 
-    drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Recycling()])
+    drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Recycling(), Found()])
 
     paper: ClassVar[str] = "2305.09781"
 

@@ -17,6 +17,7 @@ from sapwood.part import Part
 from sapwood.protocols import Backend, Frontier, Request, Scores, Setting, Work
 from sapwood.records import Draw, Outcome
 from sapwood.rng import Rng
+from sapwood.trained import find
 from sapwood.tree import Tree
 
 CATCH_UP = 64  # unread tokens that are committed at once rather than carried in the scratch tree
@@ -26,7 +27,7 @@ CATCH_UP = 64  # unread tokens that are committed at once rather than carried in
 class Model(Part):
     """Any smaller model with the target's vocabulary."""
 
-    model: str | Backend = ""  # a name as for --model, or a backend
+    model: str | Backend = ""  # a name as for --model, or a backend; empty takes the one trained for the target
     draws: Draw = Draw.TOPK
 
     paper: ClassVar[str] = "2211.17192"
@@ -34,9 +35,8 @@ class Model(Part):
 
     def bind(self, setting: Setting) -> None:
         """Load the model and compare vocabularies."""
-        if isinstance(self.model, str) and not self.model:
-            raise SapwoodError("draft-model needs a model; write draft-model(model='NAME')")
-        self.backend = setting.load(self.model) if isinstance(self.model, str) else self.model
+        model = self.model or trained_for(setting.target.info.model)
+        self.backend = setting.load(model) if isinstance(model, str) else model
         ours, theirs = self.backend.info, setting.target.info
         if ours.vocab != theirs.vocab:
             raise SapwoodError(
@@ -129,6 +129,17 @@ class Model(Part):
     def close(self) -> None:
         """Free the draft session."""
         self.session_.close()
+
+
+def trained_for(target: str) -> str:
+    """The folder of the draft model that was trained for this target."""
+    try:
+        return str(find("draft-model", target))
+    except SapwoodError as error:
+        raise SapwoodError(
+            f"draft-model needs a model; write draft-model(model='NAME'), or make one with "
+            f"`sapwood train draft-model --model {target}`"
+        ) from error
 
 
 def chain(tokens: Sequence[int]) -> Tree:

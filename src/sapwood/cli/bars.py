@@ -1,0 +1,70 @@
+"""Progress of long work on standard error: bars on a terminal, a line now and then in a log."""
+
+import time
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+EVERY_S = 20.0  # between lines of a log
+
+
+class Bars:
+    """One bar per stage, made when its stage begins."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"))
+        self.progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True
+        )
+        self.tasks: dict[str, Any] = {}
+        self.last = 0.0
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def say(self, message: str) -> None:
+        """Something begins."""
+        if self.console.is_terminal:
+            self.progress.console.print(message, style="dim", markup=False, highlight=False)
+        else:
+            self._line(message)
+
+    def data(self, pace: Any) -> None:
+        """The corpus grew."""
+        left = f", {pace.left / 60:.1f} min left" if pace.left is not None else ""
+        if pace.note:
+            self.say(pace.note)
+        self._show("texts", pace.done, pace.goal, f"{pace.done:,} tokens, {pace.rate:,.0f} tokens/s{left}")
+
+    def steps(self, notes: Any) -> None:
+        """The curve has a new point."""
+        point = notes.curve[-1]
+        shares = " ".join(f"{share:.2f}" for share in point.agreement)
+        rate = point.tokens / max(point.seconds, 1e-9)
+        left = ""
+        if notes.plan:
+            left = f", {(notes.plan - notes.step) * point.seconds / notes.step / 60:.1f} min left"
+        self._show(
+            "steps", notes.step, notes.plan, f"loss {point.loss:.3f}, right {shares}, {rate:,.0f} tokens/s{left}"
+        )
+
+    def _show(self, stage: str, done: float, goal: float | None, pace: str) -> None:
+        if not self.console.is_terminal:
+            if time.monotonic() - self.last >= EVERY_S:
+                share = f"{done:,.0f} of {goal:,.0f}" if goal else f"{done:,.0f}"
+                self._line(f"{stage} {share}: {pace}")
+            return
+        if stage not in self.tasks:
+            self.tasks[stage] = self.progress.add_task(stage, total=goal, pace="")
+        self.progress.update(self.tasks[stage], completed=done, total=goal, pace=pace)
+
+    def _line(self, message: str) -> None:
+        self.last = time.monotonic()
+        self.console.print(f"sapwood: {message}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,100 @@
+"""`sapwood train`: make a drafter for a model, from the model itself."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sapwood.cli import options as o
+from sapwood.errors import SapwoodError
+
+Kinds = Annotated[
+    list[str],
+    typer.Argument(help="What to train: eagle3, or with options 'eagle3(unroll=5)'; several share the passes."),
+]
+Minutes = Annotated[float, typer.Option("--minutes", help="Time for everything, making data included.")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Train exactly so many steps, however long they take.")]
+Prompts = Annotated[
+    Path | None, typer.Option("--prompts", help="JSONL of prompts or chat messages for the model to answer.")
+]
+Tokens = Annotated[int | None, typer.Option("--tokens", help="Answer tokens to learn from. [default: by time]")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of the texts, made or continued. [default: cache]")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder of the drafter. [default: where recipes look]")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the data, the order and the first weights.")]
+
+
+def command(
+    kinds: Kinds,
+    model: o.Name = "smollm2",
+    minutes: Minutes = 20.0,
+    steps: Steps = None,
+    prompts: Prompts = None,
+    tokens: Tokens = None,
+    data: Data = None,
+    out: Out = None,
+    seed: Seed = 0,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    threads: o.Threads = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Let the model write, and train a drafter on what it wrote; stopped, the same command goes on."""
+    check(minutes, steps, tokens, prompts)
+    from sapwood.cli.bars import Bars
+    from sapwood.train.job import Job, Watch, run
+    from sapwood.train.loop import Stopped
+
+    job = Job(tuple(kinds), model, minutes, steps, prompts, tokens, data, out, seed, device, dtype, threads)
+    with Bars() as bars, stoppable() as stop:
+        try:
+            found = run(job, Watch(bars.say, bars.data, bars.steps, stop.is_set))
+        except Stopped as stopped:
+            raise SapwoodError(f"{stopped}; run the same command again to go on") from stopped
+    show(found, as_json)
+
+
+def check(minutes: float, steps: int | None, tokens: int | None, prompts: Path | None) -> None:
+    """Refuse what cannot work before torch is loaded."""
+    if not 0 < minutes < 1e6:
+        raise SapwoodError(f"--minutes {minutes:g} must be more than 0")
+    for name, value in (("steps", steps), ("tokens", tokens)):
+        if value is not None and value < 1:
+            raise SapwoodError(f"--{name} {value} must be at least 1")
+    if prompts is not None and not prompts.is_file():
+        raise SapwoodError(f"--prompts {prompts} is no file; give a JSONL file with a `prompt` or `messages` a line")
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a polite kill sets; a second one ends at once."""
+    asked = threading.Event()
+    before: dict[int, Any] = {}
+
+    def ask(number: int, _: Any) -> None:
+        asked.set()
+        signal.signal(number, before[number])
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show(found: list[dict[str, Any]], as_json: bool) -> None:
+    """One line a drafter, or a record."""
+    if as_json:
+        typer.echo(json.dumps({"trained": found}))
+        return
+    for one in found:
+        typer.echo(
+            f"{one['kind']} for {one['model']}: {one['steps']} steps in {one['seconds'] / 60:.1f} minutes, "
+            f"loss {one['loss']:.3f}; kept in {one['out']}"
+        )

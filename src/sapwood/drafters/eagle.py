@@ -1,0 +1,259 @@
+"""Draft with one decoder layer that continues the target's own thoughts.
+
+EAGLE-3 (arXiv 2503.01840). Row t of the head pairs what the target thought at position t with the
+token at t + 1; its output speaks for the token at t + 2, and is the thought of the next drafted row.
+Rows of the text are always made of the target's features, never of the head's outputs, and stay; rows
+of a tree lie behind them, see the text and their own ancestors, and are overwritten in the next round.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from sapwood.arrays import FloatArray, IntArray
+from sapwood.drafters.draw import draft_law, kind, propose
+from sapwood.drafters.rows import Cache, lineage
+from sapwood.errors import SapwoodError
+from sapwood.part import Part, at_least
+from sapwood.protocols import Frontier, Request, Setting
+from sapwood.records import Draw, Outcome
+from sapwood.rng import Rng
+from sapwood.tree import ROOT, Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 512  # rows of a text that the head reads at once
+
+
+class Head(Protocol):
+    """What the drafter asks of a trained head."""
+
+    kind: ClassVar[str]
+    config: Any  # features, vocab, target_width and shape
+    midlayer: Any  # project(embeds, states, positions), self_attn.attend(query, key, value, mask), finish(states, read)
+
+    @property
+    def vocabulary(self) -> "Tensor":
+        """Target id of each draft token, [draft vocab]."""
+
+    def begin(self, features: "Tensor") -> "Tensor":
+        """States of the first step from the target's features."""
+
+    def logits(self, outputs: "Tensor") -> "Tensor":
+        """Logits over the draft vocabulary."""
+
+
+@dataclass
+class Eagle(Part):
+    """A trained layer that reads the target's hidden states and drafts from its own."""
+
+    head: str | Head = ""  # folder of a trained head, or the head itself; empty takes the one trained for the model
+    window: int = 4096  # last prompt tokens the head reads, >= 1
+    draws: Draw = Draw.TOPK
+
+    paper: ClassVar[str] = "2503.01840"
+    needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
+    trained: ClassVar[str] = "eagle3"  # the kind of head it drafts with
+
+    def __post_init__(self) -> None:
+        at_least(1, window=self.window)
+
+    def __str__(self) -> str:
+        """The spelling; a head that was handed over is named by its class."""
+        named = self if isinstance(self.head, str) else dataclasses.replace(self, head=type(self.head).__name__)
+        return super(Eagle, named).__str__()
+
+    # ------------------------------------------------------------------------------ once per engine
+    def bind(self, setting: Setting) -> None:
+        """Load the head, compare it with the target, and have the target keep what the head reads."""
+        target: Any = setting.target
+        if not hasattr(target, "model"):
+            raise SapwoodError(
+                f"{self} reads the embeddings of a torch model, which the {target.info.name} backend has not; "
+                "use another drafter"
+            )
+        self.embedding: Tensor = target.model.get_input_embeddings().weight
+        self.net = self._load(target.info.model)
+        self.vocab = target.info.vocab
+        check(self.net, target, self.embedding.shape[1])
+        self.tokens: IntArray = self.net.vocabulary.cpu().numpy()  # [draft vocab] target ids
+        target.watch(self.net.config.features)
+
+    def _load(self, model: str) -> Head:
+        """The head on the target's device and in its number format; one that was handed over is left as it is."""
+        device, dtype = self.embedding.device, self.embedding.dtype
+        if isinstance(self.head, str):
+            from sapwood.heads.files import load
+            from sapwood.trained import find
+
+            folder = Path(self.head).expanduser() if self.head else find(self.trained, model)
+            net: Any = load(folder, device=device, dtype=dtype)
+        else:
+            net = self.head
+            if any(weight.device != device or weight.dtype != dtype for weight in net.parameters()):
+                net = copy.deepcopy(net).to(device=device, dtype=dtype)
+        if net.kind != self.trained:
+            raise SapwoodError(f"{self} got a head of the kind {net.kind}; it drafts with {self.trained} heads")
+        head: Head = net
+        return head
+
+    # ----------------------------------------------------------------------------- once per request
+    def reset(self, request: Request) -> None:
+        """Take what the target thought of the prompt; the head reads it when it is first asked."""
+        self.sampler_ = request.sampler
+        self.committed_ = len(request.prompt) - 1  # tokens the target has read: the position of the root
+        self.cache_ = Cache(self.net.config.shape, self.embedding, count := min(self.window, self.committed_))
+        self.rows_: dict[int, int] = {}  # node -> its row among those of the tree in flight; the root's is 0
+        self.ups_: list[int] = []  # row -> row of its parent; the root's is its own
+        self.unread_: list[tuple[Tensor, Sequence[int]]] = []  # features of the text, and the tokens that follow each
+        read = request.session.reading(count)
+        if read is not None:
+            features = read.hidden(range(count), self.net.config.features)
+            self.unread_.append((features, request.prompt[-count:]))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take what the target thought of the accepted path; forget the rows of the tree."""
+        path = outcome.verdict.path
+        self.unread_.append((outcome.scores.hidden(path, self.net.config.features), outcome.tokens))
+        self.committed_ = outcome.context + len(path)
+        self.rows_ = {}
+
+    def close(self) -> None:
+        """Free the rows."""
+        del self.cache_, self.unread_
+
+    # ------------------------------------------------------------------------------- once per level
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Run the head on the frontier in one call and propose children of each of its nodes."""
+        import torch
+
+        with torch.inference_mode():
+            if not self.rows_ and not self._read(tree):
+                return
+            nodes = [node for node, _ in frontier]
+            while missing := self._missing(tree, nodes):
+                self._grow(tree, missing)
+            logits = self.net.logits(self.cache_.take([self.rows_[node] for node in nodes]))
+            if kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits:
+                self._choose(tree, frontier, logits)
+            else:
+                self._draw(tree, frontier, logits, rng)
+
+    def _read(self, tree: Tree) -> bool:
+        """Make rows of the text that is new; the last one is the root's. False where there is no text yet."""
+        import torch
+
+        if not self.unread_:
+            return False
+        features = torch.cat([features for features, _ in self.unread_])
+        tokens = torch.tensor([token for _, tokens in self.unread_ for token in tokens], device=features.device)
+        self.unread_ = []
+        cache, end = self.cache_, self.committed_
+        positions = torch.arange(end - len(tokens), end, device=features.device)
+        for start in range(0, len(tokens), CHUNK):
+            rows = slice(start, start + CHUNK)
+            states, query = self._enter(self.net.begin(features[rows]), tokens[rows], positions[rows], cache.text)
+            cache.text += states.shape[1]
+        # one layer: of the text's rows only the last, the root's, needs more than its key and value
+        output = self._finish(states[:, -1:], query[:, :, -1:], cache.text, None)
+        cache.outputs[:1] = output
+        tree.states[ROOT] = output[0]
+        self.rows_, self.ups_ = {ROOT: 0}, [0]
+        return True
+
+    def _missing(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
+        """The first node without a row on the path to each of these; most often the node itself."""
+        paths = [tree.path(node) for node in nodes if node not in self.rows_]
+        return list(dict.fromkeys(next(node for node in path if node not in self.rows_) for path in paths))
+
+    def _grow(self, tree: Tree, nodes: list[int]) -> None:
+        """Make rows of these nodes, whose parents have theirs."""
+        import torch
+
+        first, cache = len(self.rows_), self.cache_
+        ups = [self.rows_[int(parent)] for parent in tree.parents[nodes]]
+        self.ups_ += ups
+        self.rows_.update(zip(nodes, range(first, first + len(nodes)), strict=True))
+        packed = np.stack((tree.tokens[nodes], tree.depths[nodes] + self.committed_ - 1, np.array(ups)))
+        tokens, positions, above = torch.from_numpy(packed).to(self.embedding.device)  # one transfer
+        seen = lineage(self.ups_, first)
+        mask = None
+        if not seen.all():
+            text = np.ones((len(nodes), cache.text - 1), bool)
+            mask = torch.from_numpy(np.concatenate((text, seen), 1)).to(self.embedding.device)
+        start = cache.text - 1 + first  # the root's row is the last one of the text
+        states, query = self._enter(cache.outputs[above], tokens, positions, start)
+        outputs = self._finish(states, query, start + len(nodes), mask)
+        cache.outputs[first : first + len(nodes)] = outputs
+        tree.states.update(zip(nodes, outputs, strict=True))
+
+    def _enter(self, states: "Tensor", tokens: "Tensor", positions: "Tensor", start: int) -> tuple["Tensor", "Tensor"]:
+        """Keep keys and values of rows [rows, width] from slot `start` on; what `_finish` needs of them."""
+        embeds = self.embedding[tokens]
+        query, key, value = self.net.midlayer.project(embeds[None], states[None], positions[None])
+        self.cache_.write(key, value, start)
+        return states[None], query
+
+    def _finish(self, states: "Tensor", query: "Tensor", stop: int, mask: "Tensor | None") -> "Tensor":
+        """Outputs [rows, width] of rows that see the slots before `stop`, all or those of a mask [rows, stop]."""
+        layer, cache = self.net.midlayer, self.cache_
+        read = layer.self_attn.attend(query, cache.keys[:, :, :stop], cache.values[:, :, :stop], mask)
+        outputs: Tensor = layer.finish(states, read)[0]
+        return outputs
+
+    # ------------------------------------------------------------------------------------ proposals
+    def _choose(self, tree: Tree, frontier: Frontier, logits: "Tensor") -> None:
+        """The best tokens of each row, of equals the lowest id first."""
+        wide = max(width for _, width in frontier)
+        tokens, probs = best(logits, wide, self.tokens)
+        for (node, width), row, chances in zip(frontier, tokens.tolist(), probs.tolist(), strict=True):
+            tree.extend(node, row[:width], chances[:width], source=self.source)
+
+    def _draw(self, tree: Tree, frontier: Frontier, logits: "Tensor", rng: Rng) -> None:
+        """Children from the law over the whole vocabulary, after the request's own sampling."""
+        draws = kind(self.draws, self.sampler_)
+        for (node, width), row in zip(frontier, logits.float().cpu().numpy(), strict=True):
+            whole = np.full(self.vocab, -np.inf, np.float32)
+            whole[self.tokens] = row
+            path = tree.spell(node)[1:]
+            if np.isneginf(self.sampler_.adjust(whole, path)).all():  # the request bans all that the head knows
+                continue
+            law: FloatArray = draft_law(self.sampler_, whole, path)
+            position = self.committed_ + int(tree.depths[node]) + 1
+            propose(tree, node, law, width, draws, position, rng, self.source)
+
+
+def check(net: Head, target: Any, width: int) -> None:
+    """Refuse a head that was made for another target."""
+    config, model = net.config, target.info.model
+    facts = [  # what, as the head wants it, as the target has it
+        ("a vocabulary of", config.vocab, target.info.vocab),
+        ("states of width", config.target_width, width),
+        ("embeddings of width", config.shape.width, width),
+        ("layers up to", max(config.features), target.model.config.get_text_config().num_hidden_layers),
+    ]
+    for what, ours, theirs in facts:
+        if ours > theirs or (ours < theirs and what != "layers up to"):
+            raise SapwoodError(
+                f"the {net.kind} head wants {what} {ours} and {model} has {theirs}; "
+                f"make one that fits with `sapwood train {net.kind} --model {model}`"
+            )
+
+
+def best(logits: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:
+    """Best tokens of each row and their probabilities, both [rows, count]."""
+    import torch
+
+    exact = logits.float()
+    top, ids = exact.topk(min(count, exact.shape[1]), -1)
+    logps = (top - exact.logsumexp(-1, keepdim=True)).double()
+    drafted, chances = torch.stack((ids.double(), logps)).cpu().numpy()  # one transfer
+    tokens = vocabulary[drafted.astype(np.int64)]
+    order = np.lexsort((tokens, -chances))  # of equals, the lowest id first
+    return np.take_along_axis(tokens, order, 1), np.exp(np.take_along_axis(chances, order, 1))

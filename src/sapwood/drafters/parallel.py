@@ -1,0 +1,75 @@
+"""Draft all depths of a round in one call of a head with mask rows (ParallelSpec, arXiv 2410.05589).
+
+The laws are marginal, as Medusa's are: the law of a depth serves every node there, whatever tokens
+lead to it. A round costs one call, however deep and wide its tree.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sapwood.drafters.draw import kind
+from sapwood.drafters.eagle import Eagle, best
+from sapwood.protocols import Frontier, Setting
+from sapwood.records import Draw
+from sapwood.rng import Rng
+from sapwood.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Parallel(Eagle):
+    """A trained layer that drafts several tokens in one call, through rows that stand for the tokens to come."""
+
+    paper: ClassVar[str] = "2410.05589"
+    trained: ClassVar[str] = "parallel"
+
+    def bind(self, setting: Setting) -> None:
+        """Load the head and lend it the target's output rows."""
+        super().bind(setting)
+        target: Any = setting.target
+        net: Any = self.net
+        net.attach(self.embedding, target.model.get_output_embeddings().weight)
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Propose children of each node from the law of its depth; below the last law there is nothing to say."""
+        import torch
+
+        frontier = [(node, width) for node, width in frontier if tree.depths[node] < self.net.config.depth]
+        with torch.inference_mode():
+            if not frontier or (not self.rows_ and not self._read(tree)):
+                return
+            tree.states.update((node, self.outputs_[int(tree.depths[node])]) for node, _ in frontier)
+            if kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits:
+                self._choose(tree, frontier, self.laws_)
+            else:
+                self._draw(tree, frontier, self.laws_[[int(tree.depths[node]) for node, _ in frontier]], rng)
+
+    def _read(self, tree: Tree) -> bool:
+        """Make the rows of the new text and the mask rows behind them, and the laws of all depths."""
+        import torch
+
+        if not super()._read(tree):
+            return False
+        net: Any = self.net
+        cache, count = self.cache_, net.config.depth - 1
+        if count:
+            steps = torch.arange(1, count + 1, device=self.embedding.device)
+            states, embeds = net.masks[:, None]  # each [1, rows, width]
+            query, key, value = net.midlayer.project(embeds, states, (self.committed_ - 1 + steps)[None])
+            cache.write(key, value, cache.text)
+            slots = torch.arange(cache.text + count, device=self.embedding.device)
+            mask = slots < cache.text + steps[:, None]  # the text and the mask rows up to its own
+            cache.outputs[1 : count + 1] = self._finish(states, query, cache.text + count, mask)
+        self.outputs_ = cache.outputs[: count + 1].clone()  # [depths, width]
+        self.laws_: Tensor = net.logits(self.outputs_)  # [depths, draft vocab]
+        return True
+
+    def _choose(self, tree: Tree, frontier: Frontier, logits: "Tensor") -> None:
+        """The best tokens of each depth, which all its nodes share; `logits` are those of all depths."""
+        depths = sorted({int(tree.depths[node]) for node, _ in frontier})
+        tokens, probs = best(logits[depths], max(width for _, width in frontier), self.tokens)
+        for node, width in frontier:
+            at = depths.index(int(tree.depths[node]))
+            tree.extend(node, tokens[at, :width].tolist(), probs[at, :width].tolist(), source=self.source)

@@ -1,0 +1,1 @@
+"""Networks of the trained drafters, and their files."""

@@ -1,0 +1,141 @@
+"""A fixed tree of ranks: which of the best guesses of each level are followed, and how far.
+
+Medusa (arXiv 2401.10774, section 2.3.3) measures how often the guess of each rank is right at each
+depth, and adds the node whose path is right most often until the tree is full. Where siblings are
+tried in the order of their ranks such a tree only has a number of children at each node, known
+before anything is drawn, so that drafts of every kind keep the target's law.
+"""
+
+import heapq
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from sapwood.errors import SapwoodError
+from sapwood.part import Part, at_least
+from sapwood.protocols import Frontier, Setting
+from sapwood.records import Budget, Prune
+from sapwood.trained import find
+from sapwood.tree import ROOT, Tree
+
+Ranks = tuple[int, ...]  # of the nodes on a path below the root
+
+RANKS = "ranks.json"  # beside a head: how often each rank is right, [levels][ranks]
+FIRST, FADE, LEVELS, WIDTH = 0.6, 0.8, 5, 10  # where nothing was measured: see `usual`
+
+
+@dataclass
+class Sparse(Part):
+    """A fixed tree: the paths of ranks that are right most often."""
+
+    nodes: int = 63  # of the tree, root not counted, >= 1
+    head: str = "medusa"  # kind of trained head, or its folder, that says how often each rank is right
+    children: list[int] = field(default_factory=list)  # the tree itself, breadth first, instead of the two above
+
+    paper: ClassVar[str] = "2401.10774"
+    prunes: ClassVar[Prune] = Prune.GROUPS
+
+    def __post_init__(self) -> None:
+        at_least(1, nodes=self.nodes)
+        at_least(0, **{f"children[{index}]": count for index, count in enumerate(self.children)})
+
+    def bind(self, setting: Setting) -> None:
+        """Find the tree for this target."""
+        if self.children:
+            self.paths = breadth_first(self.children)
+        else:
+            self.paths = rank_tree(measured(self.head, setting.target.info.model) or usual(), self.nodes)
+
+    def frontier(self, tree: Tree, budget: Budget) -> Frontier:
+        """The nodes of the deepest level that have children in the tree."""
+        if tree.height >= budget.depth:
+            return []
+        wanted = Counter(path[:-1] for path in self._within(budget))
+        places = {node: wanted[ranks] for node, ranks in named(tree).items() if ranks in wanted}
+        deepest = [node for node in tree.level(tree.height) if not tree.expanded[node] and node in places]
+        return [(node, places[node]) for node in deepest]
+
+    def _within(self, budget: Budget) -> list[Ranks]:
+        """As much of the tree as the budget allows, from its front."""
+        able = [path for path in self.paths if len(path) <= budget.depth and max(path) < budget.width]
+        return able[: budget.nodes]
+
+    def prune(self, tree: Tree, budget: Budget) -> Tree:
+        """Whole levels from below, where drafters that share the tree proposed more than was asked for."""
+        depth = tree.height
+        while (tree.depths[1:] <= depth).sum() > budget.nodes:
+            depth -= 1
+        return tree if depth == tree.height else tree.keep([n for n in range(len(tree)) if tree.depths[n] <= depth])
+
+
+def rank_tree(chances: Sequence[Sequence[float]], nodes: int) -> list[Ranks]:
+    """The paths that are right most often, best first; `chances` [levels][ranks] says it of one step each.
+
+    A rank is never worth more than the one before it, whatever was measured, so that siblings fill up in order.
+    """
+    levels = [falling(level) for level in chances]
+    if not levels or not levels[0]:
+        return []
+    found: list[Ranks] = []
+    heap: list[tuple[float, Ranks, float]] = [(-levels[0][0], (0,), 1.0)]  # minus the worth, path, its parent's worth
+    while heap and len(found) < nodes:
+        worth, path, above = heapq.heappop(heap)
+        found.append(path)
+        depth, rank = len(path), path[-1] + 1
+        if rank < len(levels[depth - 1]):
+            heapq.heappush(heap, (-above * levels[depth - 1][rank], (*path[:-1], rank), above))
+        if depth < len(levels) and levels[depth]:
+            heapq.heappush(heap, (worth * levels[depth][0], (*path, 0), -worth))
+    return found
+
+
+def falling(level: Sequence[float]) -> list[float]:
+    """The same numbers, none above the one before."""
+    return [min(level[: rank + 1]) for rank in range(len(level))]
+
+
+def usual() -> list[list[float]]:
+    """Chances where none were measured: the first guess of each level is right less often, and each rank likewise."""
+    firsts = [FIRST * FADE**level for level in range(LEVELS)]
+    return [[first * (1 - first) ** rank for rank in range(WIDTH)] for first in firsts]
+
+
+def measured(head: str, model: str) -> list[list[float]] | None:
+    """What was measured of a trained head; None where there is no such head, or nothing was."""
+    try:
+        folder = Path(head).expanduser() if "/" in head else find(head, model)
+    except SapwoodError:
+        return None
+    path = folder / RANKS
+    if not path.is_file():
+        return None
+    try:
+        return [[float(chance) for chance in level] for level in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise SapwoodError(f"{path} is no table of numbers ({error}); delete it, or train the head again") from error
+
+
+def breadth_first(children: Sequence[int]) -> list[Ranks]:
+    """The paths of a tree given as numbers of children, level by level from the root's on; missing ones are 0."""
+    paths: list[Ranks] = [()]
+    for parent, count in enumerate(children):
+        if parent >= len(paths):
+            raise SapwoodError(
+                f"children={list(children)} of sparse go on after the last node of the tree; leave out what follows "
+                f"the first {parent}"
+            )
+        paths += [(*paths[parent], rank) for rank in range(count)]
+    return paths[1:]
+
+
+def named(tree: Tree) -> dict[int, Ranks]:
+    """The path of places among siblings that leads to each node."""
+    found: dict[int, Ranks] = {ROOT: ()}
+    births: Counter[int] = Counter()
+    for node, parent in enumerate(tree.parents.tolist()[1:], 1):
+        found[node] = (*found[parent], births[parent])
+        births[parent] += 1
+    return found

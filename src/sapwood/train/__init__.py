@@ -1,0 +1,1 @@
+"""Training drafters on text that the target itself wrote."""

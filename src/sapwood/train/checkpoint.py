@@ -1,0 +1,71 @@
+"""The state of a training run in one file, replaced as a whole: a run that is killed goes on from it."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sapwood.errors import SapwoodError
+
+
+def save(path: Path, head: nn.Module, optimizers: list[Optimizer], notes: dict[str, Any]) -> None:
+    """Write the head, what the optimizers remember, and notes; the old file stays until the new one is whole."""
+    tensors = {f"head/{name}": tensor for name, tensor in head.state_dict().items()}
+    for number, optimizer in enumerate(optimizers):
+        for index, memory in optimizer.state_dict()["state"].items():
+            for key, value in memory.items():
+                tensors[f"optimizer/{number}/{index}/{key}"] = torch.as_tensor(value)
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write(path, lambda place: save_file(whole, place, {"notes": json.dumps(notes)}))
+
+
+def write(path: Path, writer: Any) -> None:
+    """Let `writer` fill a file beside the path, then put it in place; a full disk loses nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    try:
+        writer(beside)
+        os.replace(beside, path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        reason = "the disk is full" if full else str(error)
+        way = "free some space and run the same command again" if full else "check the folder"
+        raise SapwoodError(f"cannot write {path}: {reason}; what was saved before is intact, {way}") from error
+
+
+def restore(path: Path, head: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
+    """Bring a head and its optimizers to the saved state; return the notes."""
+    try:
+        with safe_open(path, "pt") as file:
+            notes: dict[str, Any] = json.loads(file.metadata()["notes"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise SapwoodError(f"{path} is no training state: {error}; delete it to begin anew") from error
+    weights = {name.removeprefix("head/"): tensor for name, tensor in tensors.items() if name.startswith("head/")}
+    try:
+        head.load_state_dict(weights)
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[-1].strip()
+        raise SapwoodError(f"{path} is of another head: {first}; delete it to begin anew") from error
+    for number, optimizer in enumerate(optimizers):
+        optimizer.load_state_dict(remembered(optimizer, number, tensors))
+    return notes
+
+
+def remembered(optimizer: Optimizer, number: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The state dict of one optimizer, with what the file says it remembered."""
+    whole: dict[str, Any] = optimizer.state_dict()
+    memory: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(f"optimizer/{number}/"):
+            index, key = name.split("/")[2:]
+            memory.setdefault(int(index), {})[key] = tensor
+    return whole | {"state": memory}

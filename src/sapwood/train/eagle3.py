@@ -1,0 +1,107 @@
+"""Training of the EAGLE-3 head: unrolled steps, soft labels, all positions at once.
+
+arXiv 2503.01840, section 3.2 ("training-time test"). Step s reads the text shifted by s and its
+own output of step s - 1; the label of every step is the target's law at the place it predicts.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sapwood.arrays import IntArray
+from sapwood.heads.eagle3 import Eagle3, Eagle3Config
+from sapwood.train.batches import Batch
+from sapwood.train.course import Lesson
+from sapwood.train.losses import soft_cross
+from sapwood.train.target import Teacher
+from sapwood.train.unrolled import Keys, attend
+from sapwood.train.vocabulary import commonest
+
+
+@dataclass(frozen=True)
+class Eagle3Course:
+    """Teach an EAGLE-3 head."""
+
+    unroll: int = 7  # steps the head is trained on its own outputs
+    decay: float = 0.85  # weight of each step against the one before
+    hard: float = 0.3  # share of the label that is the target's first choice alone
+    vocabulary: int = 16_384  # tokens the head can propose
+    inner: int = 0  # width of its MLP; 0: the target's
+    rate: float = 1e-3
+    matrix_rate: float = 2e-3
+
+    kind: ClassVar[str] = "eagle3"
+
+    def features(self, teacher: Teacher) -> tuple[int, int, int]:
+        """A low, a middle and a high layer: those other engines expect where they are not told."""
+        low, middle, high = 2, teacher.layers // 2, teacher.layers - 3
+        return min(low, middle), middle, max(high, middle)
+
+    def build(self, teacher: Teacher, counts: IntArray) -> Eagle3:
+        """A head that begins as an early exit from the high layer: its own layer adds little as yet."""
+        tokens = commonest(counts, self.vocabulary).to(teacher.device)
+        config = Eagle3Config(
+            shape=teacher.shape(self.inner),
+            target_width=teacher.width,
+            vocab=teacher.vocab,
+            draft_vocab=len(tokens),
+            features=self.features(teacher),
+            context=teacher.backend.info.context,
+        )
+        head = Eagle3(config).to(teacher.device)
+        head.use_vocabulary(tokens)
+        with torch.no_grad():
+            width = teacher.width
+            head.fc.weight.mul_(0.1)
+            head.fc.weight[:, 2 * width :] += torch.eye(width, device=teacher.device)
+            head.midlayer.self_attn.o_proj.weight.mul_(0.1)
+            head.midlayer.mlp.down_proj.weight.mul_(0.1)
+            head.lm_head.weight.copy_(teacher.head[tokens])
+            if teacher.norm is not None:
+                head.norm.weight.copy_(teacher.norm)
+        return head
+
+    def lesson(self, head: Eagle3, teacher: Teacher, batch: Batch) -> Lesson:
+        """Unroll the head over a batch and compare every step with the target."""
+        texts, places = batch.judged()
+        laws = teacher.laws(batch.final[texts, places], head.vocabulary)
+        best = laws.argmax(-1)
+        laws = harden(laws, best, self.hard)
+        known = head.t2d[batch.tokens[texts, places + 1]]  # where the target's word can be proposed at all
+        losses, agreement = [], []
+        for step, states in enumerate(unroll(head, teacher.embedding, batch, self.unroll)):
+            rows = places - 1 - step  # the row that predicts this place
+            weights = known & (rows >= 0)
+            weights = weights / weights.sum().clamp(min=1)
+            chosen = head.norm(states[texts, rows.clamp(min=0)])
+            loss, right = soft_cross(chosen, head.lm_head.weight, laws, weights, best)
+            losses.append(loss * self.decay**step)
+            agreement.append(right)
+        total = sum(self.decay**step for step in range(self.unroll))
+        return Lesson(torch.stack(losses).sum() / total, torch.stack(agreement))
+
+
+def unroll(head: Eagle3, embedding: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+    """The head's outputs [batch, rows, width] at each step, all positions at once."""
+    layer, keys, outputs = head.midlayer, Keys(), []
+    states = head.begin(batch.features.to(head.fc.weight.dtype))
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+    for step in range(steps):
+        tokens = F.pad(batch.tokens[:, 1 + step :], (0, 1 + step))
+        embeds = F.embedding(tokens, embedding).to(states.dtype)
+        query, key, value = layer.project(embeds, states, positions + step)
+        keys.append((key, value))
+        read = attend(query, keys)
+        states = layer.finish(states, layer.self_attn.o_proj(read.transpose(1, 2).flatten(2)))
+        outputs.append(states)
+    return outputs
+
+
+def harden(laws: Tensor, best: Tensor, share: float) -> Tensor:
+    """Laws [rows, tokens] with this share of their mass moved to the best token, in place."""
+    laws *= 1 - share
+    laws.scatter_add_(1, best[:, None], laws.new_full((len(laws), 1), share))
+    return laws

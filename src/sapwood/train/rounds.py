@@ -1,0 +1,256 @@
+"""Rounds of real decoding, kept as arrays: what the small predictors are fitted on.
+
+A recording is one safetensors file. Rows of rounds, of drafted nodes and of kept states lie one after
+the other; each round knows how many nodes and states are its own. A recording that was interrupted goes
+on after its last saved prompt.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sapwood.arrays import BoolArray, FloatArray, IntArray
+from sapwood.engine import Decoding, Engine
+from sapwood.errors import SapwoodError
+from sapwood.estimators.binned import judged
+from sapwood.nets import numbers
+from sapwood.protocols import Backend, Scores
+from sapwood.records import Outcome
+from sapwood.rng import Keyed
+from sapwood.sampling import Sampling
+from sapwood.tree import Tree
+
+SAVE = 8  # prompts between two savings
+UNKNOWN = -1  # label of a node of which the round does not show whether the target would have said it
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Recorded rounds; nodes leave the root out, and parents count from it within their round."""
+
+    prompt: IntArray  # [rounds] number of the prompt
+    context: IntArray  # [rounds] committed tokens before the round
+    accepted: IntArray  # [rounds] drafted tokens that stayed
+    root: IntArray  # [rounds] token the round began with
+    draft: FloatArray  # [rounds] seconds; the first of a prompt includes its reading
+    verify: FloatArray  # [rounds] seconds
+    nodes: IntArray  # [rounds] drafted nodes
+    kept: IntArray  # [rounds] drafted nodes with a state
+    before: FloatArray  # [rounds, width] the target's final state at the token before the root; width 0: not kept
+    tokens: IntArray  # [nodes]
+    parents: IntArray  # [nodes] 0 is the root of its round
+    probs: FloatArray  # [nodes] as the drafter said
+    labels: IntArray  # [nodes] 1: the target's text passes here, 0: it does not, or UNKNOWN
+    tried: BoolArray  # [nodes] the parent was accepted
+    owners: IntArray  # [states] node of its round that the state belongs to
+    states: FloatArray  # [states, width] the drafter's own state at nodes that were tried and expanded
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def trees(self) -> Iterator[Tree]:
+        """The drafted trees again, one by one; every node stays itself, as if it were drawn."""
+        columns = [column.tolist() for column in (self.parents, self.tokens, self.probs)]
+        for root, part in zip(self.root.tolist(), spans(self.nodes), strict=True):
+            tree = Tree(root)
+            for parent, token, prob in zip(*(column[part] for column in columns), strict=True):
+                tree.add(parent, token, prob, sampled=True)
+            yield tree
+
+    def heights(self) -> IntArray:
+        """Depth of each round's tree, [rounds]."""
+        return np.array([tree.height for tree in self.trees()], np.int64)
+
+    def held_out(self, share: float, seed: int) -> BoolArray:
+        """True for the rounds to test on: whole prompts, so that no text is on both sides; [rounds]."""
+        return held_out(self.prompt, share, seed)
+
+    def level_seconds(self) -> float:
+        """Seconds of drafting one level, over all rounds but the first of each prompt."""
+        later = np.append(False, self.prompt[1:] == self.prompt[:-1])[: len(self)]
+        levels = self.heights()[later].sum()
+        return float(self.draft[later].sum() / levels) if levels else 0.0
+
+    def save(self, path: Path, notes: dict[str, Any]) -> None:
+        """Write all arrays; a half-written file is never left behind."""
+        from safetensors.numpy import save_file
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {field.name: np.ascontiguousarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        draft = path.with_suffix(".tmp")
+        save_file(arrays, draft, metadata={"notes": json.dumps(notes)})
+        draft.replace(path)
+
+
+def held_out(prompt: IntArray, share: float, seed: int) -> BoolArray:
+    """True for the rows of this share of the prompts, at least one and not all."""
+    prompts = np.unique(prompt)
+    if len(prompts) < 2:
+        raise SapwoodError("a fit needs rows of at least two prompts, one to test on; give more prompts")
+    count = min(max(1, round(share * len(prompts))), len(prompts) - 1)
+    return np.isin(prompt, np.random.default_rng(seed).permutation(prompts)[:count])
+
+
+def spans(counts: IntArray) -> list[slice]:
+    """Where each round's rows lie among those of all rounds."""
+    ends = np.cumsum(counts).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def load(path: Path) -> tuple[Rounds, dict[str, Any]]:
+    """A recording and its notes: model, recipe, prompts that are done."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load_file
+
+    try:
+        with safe_open(path, "numpy") as file:
+            notes: dict[str, Any] = json.loads(file.metadata()["notes"])
+        return Rounds(**load_file(path)), notes
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise SapwoodError(f"{path} is no recording of rounds; delete it to record anew") from error
+
+
+def join(parts: Sequence[Rounds]) -> Rounds:
+    """Several recordings as one."""
+    names = [field.name for field in dataclasses.fields(Rounds)]
+    return Rounds(**{name: stacked([getattr(part, name) for part in parts]) for name in names})
+
+
+def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of all parts; those that kept no states are blank where others did."""
+    width = max(part.shape[-1] for part in parts)
+    if parts[0].ndim == 1 or all(part.shape[1] == width for part in parts):
+        return np.concatenate(parts)
+    blank = [np.full((len(part), width), np.nan, part.dtype) for part in parts]
+    return np.concatenate([part if part.shape[1] else empty for part, empty in zip(parts, blank, strict=True)])
+
+
+# ---------------------------------------------------------------------------------------- recording
+def record(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    path: Path,
+    *,
+    layer: int | None = None,  # also keep the target's state at the inputs of this layer; `final_layer` is the last
+    most: int = 4000,  # rounds after which no further prompt is begun
+    progress: Callable[[str], None] = lambda _: None,
+) -> Rounds:
+    """Decode the prompts and keep every round; goes on where an earlier call with the same arguments ended."""
+    if layer is not None:
+        engine.target.watch([layer])
+    notes = describe(engine, prompts, sampling, layer)
+    found, done = resume(path, notes)
+    while done < len(prompts) and sum(map(len, found)) < most:
+        found += [line(outcome, before, done) for outcome, before in play(engine, prompts[done], sampling, layer)]
+        done += 1
+        progress(f"recorded {sum(map(len, found))} rounds of {done} prompts")
+        if done % SAVE == 0:
+            found = [join(found)]
+            found[0].save(path, {**notes, "done": done})
+    if not found:
+        raise SapwoodError("there is nothing to record: give at least one prompt")
+    rounds = join(found)
+    rounds.save(path, {**notes, "done": done})
+    return rounds
+
+
+def describe(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling, layer: int | None) -> dict[str, Any]:
+    """What a recording is of; one of something else is not added to."""
+    digest = hashlib.sha256(json.dumps([list(map(int, prompt)) for prompt in prompts]).encode()).hexdigest()
+    about = {"model": engine.target.info.model, "recipe": str(engine.recipe), "sampling": str(sampling)}
+    return {**about, "layer": layer, "prompts": digest}
+
+
+def resume(path: Path, notes: dict[str, Any]) -> tuple[list[Rounds], int]:
+    """What is recorded already, and the first prompt that is not."""
+    if not path.exists():
+        return [], 0
+    rounds, old = load(path)
+    done = int(old.pop("done", 0))
+    other = [key for key in notes if old.get(key) != notes[key]]
+    if other:
+        raise SapwoodError(f"{path} was recorded with another {other[0]}; delete it or name another file")
+    return [rounds], done
+
+
+def play(
+    engine: Engine, prompt: Sequence[int], sampling: Sampling, layer: int | None
+) -> Iterator[tuple[Outcome, FloatArray]]:
+    """Every round of a request with the target's state before its root, to the end of the text."""
+    decoding = Decoding(engine, prompt, sampling, Keyed(sampling.seed))
+    scores, row = decoding.session.reading(1), 0
+    ends = set(sampling.stop_ids)
+    try:
+        while not decoding.full and decoding.sampler.emitted < sampling.max_tokens:
+            before = state(scores, row, layer)
+            [scores] = engine.target.score([decoding.draft()])
+            outcome = decoding.judge(scores)
+            row = outcome.verdict.path[-1]
+            yield outcome, before
+            if ends.intersection(outcome.tokens):
+                break
+    finally:
+        decoding.close()
+
+
+def state(scores: Scores | None, row: int, layer: int | None) -> FloatArray:
+    """The watched state of one row, [width]; nothing where none is kept."""
+    if scores is None or layer is None:
+        return np.empty(0, np.float16)
+    found: FloatArray = numbers(scores.hidden([row], [layer]))[0].astype(np.float16)
+    return found
+
+
+def line(outcome: Outcome, before: FloatArray, prompt: int) -> Rounds:
+    """One round as a recording of its own."""
+    grown = outcome.grown
+    labels, tried = labelled(outcome)
+    owners = [node for node in sorted(grown.states) if node and tried[node]]
+    states = [numbers(grown.states[node]).astype(np.float16) for node in owners]
+    return Rounds(
+        prompt=np.array([prompt]),
+        context=np.array([outcome.context]),
+        accepted=np.array([outcome.verdict.accepted]),
+        root=grown.tokens[:1].copy(),
+        draft=np.array([outcome.times.draft]),
+        verify=np.array([outcome.times.verify]),
+        nodes=np.array([len(grown) - 1]),
+        kept=np.array([len(owners)]),
+        before=before[None],
+        tokens=grown.tokens[1:].copy(),
+        parents=grown.parents[1:].copy(),
+        probs=grown.probs[1:].copy(),
+        labels=labels[1:],
+        tried=tried[1:],
+        owners=np.array(owners, np.int64),
+        states=np.stack(states) if states else np.empty((0, 0), np.float16),
+    )
+
+
+def labelled(outcome: Outcome) -> tuple[IntArray, BoolArray]:
+    """Label of each drafted node, and whether its parent was accepted, [n] each."""
+    grown, tree = outcome.grown, outcome.tree
+    hit, tried = judged(outcome)
+    path = np.array(outcome.verdict.path) if tree.kept is None else tree.kept[list(outcome.verdict.path)]
+    beyond = hit & ~np.isin(np.arange(len(grown)), path)  # the target said it, after what was checked
+    labels = hit.astype(np.int64)
+    for node in range(1, len(grown)):
+        parent = grown.parents[node]
+        if beyond[parent] or labels[parent] == UNKNOWN:
+            labels[node] = UNKNOWN
+    return labels, tried
+
+
+def final_layer(target: Backend) -> int:
+    """The number of the state that the target's output head reads."""
+    model = getattr(target, "model", None)
+    if model is None:
+        raise SapwoodError(f"{target.info.model} shows no states to learn from; use a torch model")
+    return int(model.config.get_text_config().num_hidden_layers)

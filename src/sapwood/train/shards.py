@@ -1,0 +1,168 @@
+"""One shard of training data: what is asked in it, and what the target answers.
+
+Every shard holds the same mixture, so that data cut short by the clock is balanced, and each is a
+function of its number, the seed and the shards before it, so that an interrupted one is made again
+as it would have been.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sapwood.arrays import IntArray
+from sapwood.errors import SapwoodError
+from sapwood.part import at_least, between
+from sapwood.rng import path_key, uniforms
+from sapwood.train.board import Ask
+from sapwood.train.generate import Generator
+from sapwood.train.prompts import Draws, Frame, Prompt, choose, circles, derive, finished, library
+
+ORDER, TURN, DERIVED, ANSWER, MIX = range(5)  # uses of noise
+SPARE = 1.25  # turns written for each one wanted: some are no good
+LEAST = 32  # tokens an answer must have room for
+TEXTS = 512  # earlier answers that passages are made of
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What training data is made of."""
+
+    size: int | None = None  # prompts of a shard; None: 8192 on a GPU, 64 elsewhere
+    own: float = 0.4  # share of the user's prompts, where there are any
+    derived: float = 0.2  # share of tasks about passages; the rest is written by the target
+    opened: float = 0.5  # share of written turns that begin with an opening
+    long: float = 0.125  # share of written turns whose opening asks for a text
+    greedy: float = 0.5  # share of answers at temperature 0, where a prompt comes for the first time
+    warm: tuple[float, ...] = (0.8, 1.0)  # temperatures of the other answers
+    new: int = 384  # most tokens of an answer
+    turn: int = 96  # most tokens of a written turn
+    long_turn: int = 400  # most tokens of a written turn that is a text
+    limit: int = 1024  # most tokens of a prompt
+    longest: int = 1280  # most tokens of a prompt with its answer
+
+    def __post_init__(self) -> None:
+        between(0, 1, own=self.own, derived=self.derived, greedy=self.greedy, opened=self.opened, long=self.long)
+        between(0, 1, **{"own + derived": self.own + self.derived})
+        at_least(1, new=self.new, turn=self.turn, long_turn=self.long_turn, limit=self.limit, size=self.size or 1)
+        at_least(2 * LEAST, longest=self.longest)
+        if not self.warm or min(self.warm) <= 0:
+            raise SapwoodError(f"warm={self.warm} must hold at least one temperature, each above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt and its answer."""
+
+    tokens: list[int]
+    answer: int  # where the answer begins
+
+
+@dataclass
+class Writer:
+    """Makes shards of a corpus, one after the other."""
+
+    generator: Generator
+    frame: Frame
+    prompts: Sequence[Prompt]  # the user's
+    context: int  # most tokens of the model
+    size: int  # prompts of a shard
+    seed: int
+    settings: DataSettings
+    seen: set[bytes] = field(default_factory=set)  # digests of prompts that came before
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt with its answer."""
+        return min(self.settings.longest, self.context)
+
+    @property
+    def most(self) -> int:
+        """Most tokens of a prompt."""
+        return min(self.settings.limit, self.longest - LEAST)
+
+    def shard(self, index: int, earlier: Sequence[str], tick: Callable[[int], None]) -> list[Chat]:
+        """The shard of this number; `earlier` are answers of the one before, `tick` hears of tokens answered."""
+        settings = self.settings
+        own = self._own(index, round(self.size * settings.own) if self.prompts else 0)
+        derived = round(self.size * settings.derived)
+        turns = self._written(index, self.size - len(own) - derived)
+        self.seen.update(digest(prompt.tokens) for prompt, _ in own)
+        asked = own + [(prompt, 0) for prompt in self._fresh(self.frame.prompts(turns))]
+        tasks = self._derived(index, derived, earlier, turns)
+        asked += [(prompt, 0) for prompt in self._fresh(self.frame.prompts(tasks))[:derived]]
+        if not asked:
+            raise SapwoodError("the model wrote no usable prompt for itself; bring prompts of your own in a file")
+        order = np.argsort(uniforms(path_key([self.seed, MIX, index]), len(asked)))
+        return self._answered(index, [asked[place] for place in order], tick)
+
+    def _fresh(self, prompts: Iterable[Prompt]) -> list[Prompt]:
+        """Those that are short enough and did not come before."""
+        kept = []
+        for prompt in prompts:
+            mark = digest(prompt.tokens)
+            if len(prompt.tokens) <= self.most and mark not in self.seen:
+                self.seen.add(mark)
+                kept.append(prompt)
+        return kept
+
+    # -------------------------------------------------------------------------- what is asked
+    def _own(self, index: int, count: int) -> list[tuple[Prompt, int]]:
+        """The next of the user's prompts, and how often each has come before; every visit has its own order."""
+        places = range(index * count, (index + 1) * count)
+        visits = {place // len(self.prompts): self._order(place // len(self.prompts)) for place in places}
+        each = [divmod(place, len(self.prompts)) for place in places]
+        return [(self.prompts[visits[visit][rest]], visit) for visit, rest in each]
+
+    def _order(self, visit: int) -> IntArray:
+        return np.argsort(uniforms(path_key([self.seed, ORDER, visit]), len(self.prompts)))
+
+    def _written(self, index: int, count: int) -> list[str]:
+        """User's turns that the target writes by itself."""
+        if count <= 0:
+            return []
+        draws = [Draws(self.seed, TURN, index, row) for row in range(int(SPARE * count) + 1)]
+        chosen = [choose(each, self.settings.opened, self.settings.long) for each in draws]
+        text, head, cache = self.frame.text, self.frame.opening, dict[str, list[int]]()
+        asks = []
+        for row, one in enumerate(chosen):
+            first = cache.setdefault(one.words, text.encode(one.words, whole=False) if one.words else [])
+            most = self.settings.long_turn if one.long else self.settings.turn
+            room = self.most - len(head) - len(first)
+            asks.append(Ask([*head, *first], max(1, min(most, room)), 1.0, path_key([self.seed, TURN, index, row, 1])))
+        ends, kept = self.frame.ends, []
+        for ask, said in zip(asks, self.generator.run(asks, ends), strict=True):
+            ended = said[-1] in ends
+            turn = [*ask.tokens[len(head) :], *(said[:-1] if ended else said)]
+            words = "" if circles(turn) or len(said) <= ended else finished(text.decode(turn), ended)
+            kept += [words] if words else []
+        return kept[:count]
+
+    def _derived(self, index: int, count: int, earlier: Sequence[str], turns: Sequence[str]) -> list[str]:
+        """Tasks about passages of the user's prompts and of earlier answers, or of turns where there are neither."""
+        own = [prompt.words for prompt in self.prompts]
+        shelves = [shelf for shelf in (own, earlier[:TEXTS]) if shelf] or [list(turns)]
+        if not shelves[0]:
+            return []
+        books, room = library(shelves, [*own, *turns]), self.most * 3 // 4
+        draws = (Draws(self.seed, DERIVED, index, row) for row in range(int(SPARE * count)))
+        return [task for each in draws if (task := derive(books, each, self.frame.text, room))]
+
+    # ------------------------------------------------------------------------- what is answered
+    def _answered(self, index: int, asked: Sequence[tuple[Prompt, int]], tick: Callable[[int], None]) -> list[Chat]:
+        asks = []
+        for row, (prompt, visit) in enumerate(asked):
+            new = min(self.settings.new, self.longest - len(prompt.tokens))
+            draws = Draws(self.seed, ANSWER, index, row, count=2)
+            cold = draws.number() < self.settings.greedy and not visit
+            heat = 0.0 if cold else draws.one(self.settings.warm)
+            asks.append(Ask(prompt.tokens, new, heat, path_key([self.seed, ANSWER, index, row, 1])))
+        answers = self.generator.run(asks, self.frame.text.eos, tick)
+        return [Chat([*ask.tokens, *answer], len(ask.tokens)) for ask, answer in zip(asks, answers, strict=True)]
+
+
+def digest(tokens: Sequence[int] | NDArray[np.int32]) -> bytes:
+    """A mark by which a prompt is known again."""
+    return sha256(np.asarray(tokens, np.int32).tobytes()).digest()[:12]
