@@ -10,6 +10,27 @@ from sapwood.part import Part
 MADE: dict[str, Part] = {"drafter.draft-model": Model(model=Toy("draft"))}
 
 
+# what needs weights or a target's hidden states; each is put to the same questions in a test file of its own
+TRAINED = {
+    *(f"drafter.{name}" for name in ("eagle3", "eagle", "medusa", "hydra", "early-exit", "parallel", "recurrent")),
+    "drafter.online",
+    *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),
+    "estimator.classified",
+    "verifier.judge",
+    "controller.ldlp",
+}
+
+
+def plain_names(family: str) -> list[str]:
+    """The names of a family whose parts need no training."""
+    return [name for name in methods.names(family) if f"{family}.{name}" not in TRAINED]
+
+
+def plain_parts() -> list[tuple[str, str]]:
+    """Every (family, name) that needs no training."""
+    return [(family, name) for family, name in every_part() if f"{family}.{name}" not in TRAINED]
+
+
 def every_part() -> list[tuple[str, str]]:
     """Every (family, name) of the table."""
     return [(family, name) for family in methods.FAMILIES for name in methods.names(family)]

@@ -14,6 +14,7 @@ from sapwood import LLM, Completion, Recipe, SapwoodError
 from sapwood.backends.toy import Toy, law_after
 from sapwood.cost import flat
 from sapwood.recipes import RECIPES, resolve
+from sapwood.records import Guarantee
 from tests import words
 
 PROMPT = "Say something."
@@ -30,13 +31,18 @@ def llm(recipe: str = "suffix", context: int = 512, **options: Any) -> LLM:
     return LLM(Toy(vocab=words.SIZE, context=context), recipe, text=words.text(), **options)
 
 
+UNTRAINED = [
+    name for name, entry in RECIPES.items() if entry.training == "none" and resolve(name).guarantee is Guarantee.TEXT
+]
+
+
 def plain(**options: Any) -> Completion:
     return llm("plain").generate(PROMPT, **options)
 
 
 # ---------------------------------------------------------------------------------------- answers
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("speculative", "specinfer")])
+@pytest.mark.parametrize("recipe", UNTRAINED)
 def test_every_text_recipe_says_what_plain_decoding_says(recipe: str, options: dict[str, Any]) -> None:
     wanted, model = plain(max_tokens=30, **options), llm(recipe)
     for _ in range(2):  # the second time, drafters remember the first

@@ -12,13 +12,14 @@ import pytest
 from sapwood.api import LLM
 from sapwood.backends.toy import Toy, ToyScores
 from sapwood.bench import measure as measuring
-from sapwood.bench.lineup import PLAIN, Lineup, assemble, read_recipes, split
+from sapwood.bench.lineup import PLAIN, Lineup, assemble, evened, read_recipes, split
 from sapwood.bench.measure import Run, decode, measure, rotated
 from sapwood.bench.report import Group, Row, report
 from sapwood.bench.suites import Prompt
 from sapwood.bench.ties import explain, parting
 from sapwood.cli import options
 from sapwood.cli.main import main
+from sapwood.controllers.fixed import Fixed
 from sapwood.engine import Engine
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Work
@@ -208,12 +209,20 @@ def test_all_is_every_named_recipe_and_forgives() -> None:
     assert [name for name, required in asked.items() if required] == [PLAIN, "pld"]
 
 
+def test_one_node_budget_for_all() -> None:
+    even: Any = evened("auto", 24)
+    assert even.controller == Fixed(nodes=24, depth=16, width=4)
+    assert even.drafter == resolve("auto").drafter
+    assert evened(PLAIN, 24) == PLAIN
+    assert evened("auto", None) == "auto"
+
+
 class Broken:
     """An LLM under which only plain decoding can be built."""
 
     target = TARGET
 
-    def with_recipe(self, name: str) -> Any:
+    def with_recipe(self, name: Any) -> Any:
         if name != PLAIN:
             raise SapwoodError("it needs hidden states")
         return type("Built", (), {"engine": engine(name)})

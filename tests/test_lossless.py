@@ -134,7 +134,7 @@ def test_merged_drafters_keep_the_law(drafters: list[Drafter], verifier: Verifie
     assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1)) <= EXACT
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name, entry in RECIPES.items() if entry.training == "none"])
 def test_every_named_recipe_keeps_its_guarantee(name: str) -> None:
     recipe = resolve(name)
     assert recipe.guarantee in (Guarantee.TEXT, Guarantee.LAW)

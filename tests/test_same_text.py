@@ -13,6 +13,7 @@ from sapwood.recipe import Recipe
 from sapwood.records import Draw, Guarantee
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
+from tests.parts import plain_names
 from tests.recipes import part
 
 LENGTH = 24
@@ -40,8 +41,8 @@ def text_of(
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
-@pytest.mark.parametrize("controller", methods.names("controller"))
-@pytest.mark.parametrize("policy", methods.names("policy"))
+@pytest.mark.parametrize("controller", plain_names("controller"))
+@pytest.mark.parametrize("policy", plain_names("policy"))
 def test_text_is_plain_decodings(policy: str, controller: str, sampling: Sampling) -> None:
     for seed in range(3):
         plain = text_of(part("policy", "chain"), part("verifier", "match"), sampling, seed, Fixed(nodes=0))
@@ -52,7 +53,7 @@ def test_text_is_plain_decodings(policy: str, controller: str, sampling: Samplin
             assert ours == plain
 
 
-@pytest.mark.parametrize("verifier", methods.names("verifier"))
+@pytest.mark.parametrize("verifier", plain_names("verifier"))
 def test_every_rule_is_the_greedy_walk_at_temperature_zero(verifier: str) -> None:
     plain = text_of(part("policy", "chain"), part("verifier", "match"), SAMPLINGS[0], 0, Fixed(nodes=0))
     rule = part("verifier", verifier)

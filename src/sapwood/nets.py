@@ -1,8 +1,8 @@
 """Small trained networks, run in numpy: a few dense layers cost less than waking a tensor library.
 
-A folder holds `config.json` (what was trained, and on what) and `model.safetensors`. Each network is
-a row of dense layers over standardised inputs; all but the last are followed by an activation, and a
-residual network adds each layer's output to its input.
+A folder holds `config.json` (what was trained, and on what) and `model.safetensors`, matrices in 16 bits.
+Each network is a row of dense layers over standardised inputs; all but the last are followed by an
+activation, and a residual network adds the output of each hidden layer that keeps the width to its input.
 """
 
 import json
@@ -47,7 +47,7 @@ class Net:
     mean: FloatArray  # of the inputs, [in]
     scale: FloatArray  # of the inputs, [in]
     activation: str = "relu"
-    residual: bool = False  # hidden layers add to their input
+    residual: bool = False  # hidden layers that keep the width add to their input
 
     def __call__(self, inputs: FloatArray) -> FloatArray:
         """Outputs [..., out] of inputs [..., in]."""
@@ -55,7 +55,7 @@ class Net:
         values: FloatArray = (np.asarray(inputs, np.float32) - self.mean) / self.scale
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             after = act(values @ weight.T + bias)
-            values = values + after if self.residual else after
+            values = values + after if self.residual and square(weight) else after
         last: FloatArray = values @ self.weights[-1].T + self.biases[-1]
         return last
 
@@ -65,17 +65,18 @@ class Net:
         return len(self.mean)
 
     def tensors(self, prefix: str) -> dict[str, FloatArray]:
-        """What is stored."""
-        layers = {
-            f"{prefix}.{index}.{name}": np.ascontiguousarray(value, np.float32)
-            for name, values in (("weight", self.weights), ("bias", self.biases))
+        """What is stored; only matrices are large enough to be worth 16 bits."""
+        layers: dict[str, FloatArray] = {
+            f"{prefix}.{index}.{name}": np.ascontiguousarray(value, kind)
+            for name, values, kind in (("weight", self.weights, np.float16), ("bias", self.biases, np.float32))
             for index, value in enumerate(values)
         }
         return {**layers, f"{prefix}.mean": self.mean, f"{prefix}.scale": self.scale}
 
     @classmethod
     def of(cls, tensors: Mapping[str, FloatArray], prefix: str, activation: str, residual: bool) -> "Net":
-        """Read back what `tensors` gave."""
+        """Read back what `tensors` gave, as float32."""
+        tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
         count = sum(name.startswith(f"{prefix}.") and name.endswith(".weight") for name in tensors)
         return cls(
             [tensors[f"{prefix}.{index}.weight"] for index in range(count)],
@@ -87,6 +88,11 @@ class Net:
         )
 
 
+def square(weight: Any) -> bool:
+    """True for a layer that keeps the width."""
+    return bool(weight.shape[0] == weight.shape[1])
+
+
 def begin(widths: Sequence[int], seed: int, *, activation: str = "relu", residual: bool = False) -> Net:
     """A network with random weights and inputs taken as they are; the last layer begins at zero."""
     noise = np.random.default_rng(seed)
@@ -94,7 +100,8 @@ def begin(widths: Sequence[int], seed: int, *, activation: str = "relu", residua
     weights = [noise.normal(0, np.sqrt(2 / inner), (outer, inner)) for outer, inner in shapes]
     weights[-1] = np.zeros(shapes[-1])
     if residual:
-        weights[:-1] = [0.1 * weight for weight in weights[:-1]]  # close to the identity, whatever the depth
+        # close to the identity, whatever the depth
+        weights[:-1] = [0.1 * weight if square(weight) else weight for weight in weights[:-1]]
     return Net(
         [weight.astype(np.float32) for weight in weights],
         [np.zeros(outer, np.float32) for outer, _ in shapes],
@@ -115,7 +122,7 @@ class Bundle:
 
     def save(self, folder: Path) -> None:
         """Write config and weights; the weights come last and whole, so that half a bundle is none."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         folder.mkdir(parents=True, exist_ok=True)
         shapes = {name: {"activation": net.activation, "residual": net.residual} for name, net in self.nets.items()}
@@ -123,7 +130,7 @@ class Bundle:
         (folder / CONFIG).write_text(json.dumps(config, indent=1))
         tensors = {key: value for name, net in self.nets.items() for key, value in net.tensors(name).items()}
         draft = folder / f"{WEIGHTS}.tmp"
-        save_file(tensors, draft)
+        draft.write_bytes(save(tensors))
         draft.replace(folder / WEIGHTS)
 
 
@@ -143,6 +150,15 @@ def load(weights: str, kind: str, model: str) -> Bundle:
     if found != kind:
         raise SapwoodError(f"{folder} holds a trained {found or 'something'}, not {kind}; name another folder")
     return Bundle(kind, nets, config)
+
+
+def kind_in(folder: Path) -> str:
+    """The kind of trained part in a folder, empty where there is none."""
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return ""
+    return str(config.get("kind", "")) if isinstance(config, dict) else ""
 
 
 def numbers(state: Any) -> FloatArray:

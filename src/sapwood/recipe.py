@@ -89,8 +89,9 @@ class Recipe:
 
 
 def judges_of(draws: Draw) -> str:
-    """Names of the verifiers that may judge this kind of draws."""
-    fit = [name for name in methods.names("verifier") if draws in methods.lookup("verifier", name)().accepts]  # type: ignore[attr-defined]
+    """Names of the lossless verifiers that may judge this kind of draws."""
+    rules: list[tuple[str, Any]] = [(name, methods.lookup("verifier", name)()) for name in methods.names("verifier")]
+    fit = [name for name, rule in rules if draws in rule.accepts and rule.guarantee is not Guarantee.LOSSY]
     return " or ".join(fit)
 
 

@@ -89,6 +89,13 @@ RECIPES: dict[str, NamedRecipe] = {
             "eagle3",
         ),
         NamedRecipe(
+            "online",
+            "Online Speculative Decoding",
+            "2310.07177",
+            "online(drafter=eagle3) + beam(beam=10) + match + fixed(nodes=59, depth=8, width=10)",
+            "eagle3",
+        ),
+        NamedRecipe(
             "draft-model",
             "a small model of its own",
             "2211.17192",

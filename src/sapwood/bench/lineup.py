@@ -1,11 +1,14 @@
 """Which recipes a benchmark runs, each with an engine of its own over the one loaded target."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sapwood.controllers.fixed import Fixed
 from sapwood.engine import Engine
 from sapwood.errors import SapwoodError
+from sapwood.recipe import Recipe
 from sapwood.recipes import RECIPES, resolve
 
 if TYPE_CHECKING:
@@ -49,12 +52,23 @@ def split(text: str) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def assemble(llm: "LLM", asked: Mapping[str, bool]) -> Lineup:
+def evened(name: str, nodes: int | None) -> str | Recipe:
+    """The recipe, where `nodes` is given with that many nodes every round; plain decoding stays as it is."""
+    if nodes is None or name == PLAIN:
+        return name
+    recipe: Any = resolve(name)
+    own = recipe.controller
+    depth, width = getattr(own, "depth", Fixed.depth), getattr(own, "width", Fixed.width)
+    made: Recipe = dataclasses.replace(recipe, controller=Fixed(nodes=nodes, depth=depth, width=width))
+    return made
+
+
+def assemble(llm: "LLM", asked: Mapping[str, bool], nodes: int | None = None) -> Lineup:
     """An engine for each recipe; one that was asked for by itself must be able to run."""
     made = Lineup()
     for name, required in asked.items():
         try:
-            made.engines[name] = llm.with_recipe(name).engine
+            made.engines[name] = llm.with_recipe(evened(name, nodes)).engine
         except SapwoodError as error:
             if required:
                 raise SapwoodError(f"recipe {name!r} cannot run on {llm.target.info.model}: {error}") from error

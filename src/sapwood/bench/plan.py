@@ -31,6 +31,7 @@ class Plan:
     prompts: list[Prompt]
     sampling: Sampling
     ignore_eos: bool = False  # decode past the end of the text
+    nodes: int | None = None  # the same number of nodes for every recipe
 
     def run(self, llm: LLM, lineup: Lineup, tick: Tick = lambda _: None) -> list[Row]:
         """Every recipe on every prompt, as rows."""
@@ -64,6 +65,7 @@ class Plan:
             "temperature": self.sampling.temperature,
             "seed": self.sampling.seed,
             "ignore_eos": self.ignore_eos,
+            "nodes": self.nodes,
         }
 
 

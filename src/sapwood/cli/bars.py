@@ -4,7 +4,7 @@ import time
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 EVERY_S = 20.0  # between lines of a log
 
@@ -15,9 +15,7 @@ class Bars:
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"))
-        self.progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True
-        )
+        self.progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
         self.tasks: dict[str, Any] = {}
         self.last = 0.0
 
@@ -27,7 +25,8 @@ class Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.console.is_terminal:  # in a log it would leave an empty line
+            self.progress.stop()
 
     def say(self, message: str) -> None:
         """Something begins."""

@@ -17,6 +17,7 @@ RECIPES = "Names or spellings, separated by commas or semicolons; `all` is every
 SUITE = "Built in: chat, copy, edit, random; or JSONL files of turns, prompt or messages. Several by commas."
 LIMIT = "At most so many prompts, spread evenly over the categories. [default: all]"
 IGNORE_EOS = "Decode past the end of the text, so that all runs are equally long; what follows is often an easy loop."
+NODES = "Give every recipe so many nodes a round, in place of its own controller; for tokens per pass at equal size."
 BUSY = 0.5  # load per core from which on a machine is called busy
 LINES = 10  # of progress where there is no terminal
 
@@ -25,6 +26,7 @@ Suite = Annotated[str, typer.Option("--suite", help=SUITE)]
 Categories = Annotated[str, typer.Option("--categories", help="Only these, separated by commas. [default: all]")]
 Limit = Annotated[int | None, typer.Option("--limit", help=LIMIT)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help=IGNORE_EOS)]
+Nodes = Annotated[int | None, typer.Option("--nodes", help=NODES)]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the record to this file.")]
 
 
@@ -37,6 +39,7 @@ def command(
     temperature: o.Temperature = None,
     seed: o.Seed = None,
     ignore_eos: IgnoreEos = False,
+    nodes: Nodes = None,
     model: o.Name = "smollm2",
     device: o.Device = None,
     dtype: o.Dtype = None,
@@ -47,13 +50,17 @@ def command(
     from sapwood.bench.lineup import read_recipes
     from sapwood.bench.plan import Plan, check_place
     from sapwood.bench.suites import gather
+    from sapwood.part import between
     from sapwood.sampling import Sampling
+    from sapwood.tree import CAPACITY
 
     if json_file is not None:
         check_place(json_file)
+    if nodes is not None:
+        between(1, CAPACITY - 1, nodes=nodes)
     wanted = [word.strip() for word in categories.split(",") if word.strip()]
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature or 0.0, seed=seed or 0)
-    plan = Plan(read_recipes(recipes), suite, gather(suite, wanted, limit), sampling, ignore_eos)
+    plan = Plan(read_recipes(recipes), suite, gather(suite, wanted, limit), sampling, ignore_eos, nodes)
     execute(plan, o.Choice(model, "plain", device=device, dtype=dtype, threads=threads), json_file)
 
 
@@ -69,7 +76,7 @@ def execute(plan: "Plan", choice: o.Choice, json_file: Path | None) -> None:
         show.aside(f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): expect noise")
     with show.progress() as progress:
         llm = choice.open(progress)
-        lineup = assemble(llm, plan.recipes)
+        lineup = assemble(llm, plan.recipes, plan.nodes)
     with llm, bar() as tick:
         rows = plan.run(llm, lineup, tick)
     info = llm.target.info

@@ -1,4 +1,4 @@
-"""`sapwood train`: make a drafter for a model, from the model itself."""
+"""`sapwood train`: make a drafter for a model, from the model itself, or a predictor for a drafter."""
 
 import json
 import signal
@@ -15,7 +15,10 @@ from sapwood.errors import SapwoodError
 
 Kinds = Annotated[
     list[str],
-    typer.Argument(help="What to train: eagle3, or with options 'eagle3(unroll=5)'; several share the passes."),
+    typer.Argument(
+        help="A drafter to train: eagle3, or with options 'eagle3(unroll=5)', several share the passes; or a small "
+        "predictor to fit on a drafter's rounds: specdec++, ldlp, c2t, ltd, judge, or 'c2t(drafter=recycling)'."
+    ),
 ]
 Minutes = Annotated[float, typer.Option("--minutes", help="Time for everything, making data included.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Train exactly so many steps, however long they take.")]
@@ -43,12 +46,16 @@ def command(
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Let the model write, and train a drafter on what it wrote; stopped, the same command goes on."""
+    """Let the model write, and train on what it wrote; stopped, the same command goes on."""
     check(minutes, steps, tokens, prompts)
     from sapwood.cli.bars import Bars
-    from sapwood.train.job import Job, Watch, run
+    from sapwood.train import job as drafters
+    from sapwood.train import predictors
+    from sapwood.train.job import Job, Watch
+    from sapwood.train.kinds import of_predictors
     from sapwood.train.loop import Stopped
 
+    run = predictors.run if of_predictors(kinds) else drafters.run
     job = Job(tuple(kinds), model, minutes, steps, prompts, tokens, data, out, seed, device, dtype, threads)
     with Bars() as bars, stoppable() as stop:
         try:
@@ -67,6 +74,10 @@ def check(minutes: float, steps: int | None, tokens: int | None, prompts: Path |
             raise SapwoodError(f"--{name} {value} must be at least 1")
     if prompts is not None and not prompts.is_file():
         raise SapwoodError(f"--prompts {prompts} is no file; give a JSONL file with a `prompt` or `messages` a line")
+    if prompts is not None:
+        from sapwood.train.prompts import lines
+
+        list(lines(prompts))  # a bad line is an error that names it
 
 
 @contextmanager
@@ -84,17 +95,18 @@ def stoppable() -> Iterator[threading.Event]:
             before[number] = signal.signal(number, ask)
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 def show(found: list[dict[str, Any]], as_json: bool) -> None:
-    """One line a drafter, or a record."""
+    """One line for each that was trained, or a record."""
     if as_json:
         typer.echo(json.dumps({"trained": found}))
         return
     for one in found:
+        done = f"{one['steps']} steps" if "steps" in one else f"{one['rows']} rows of {one['prompts']} prompts"
         typer.echo(
-            f"{one['kind']} for {one['model']}: {one['steps']} steps in {one['seconds'] / 60:.1f} minutes, "
+            f"{one['kind']} for {one['model']}: {done} in {one['seconds'] / 60:.1f} minutes, "
             f"loss {one['loss']:.3f}; kept in {one['out']}"
         )

@@ -8,7 +8,7 @@ of a tree lie behind them, see the text and their own ancestors, and are overwri
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 512  # rows of a text that the head reads at once
+
+# nodes, the head's outputs there [nodes, width] and its logits [nodes, draft vocab] -> the logits to draft from
+Correct = Callable[[Sequence[int], "Tensor", "Tensor"], "Tensor"]
 
 
 class Head(Protocol):
@@ -79,21 +82,24 @@ class Eagle(Part):
                 "use another drafter"
             )
         self.embedding: Tensor = target.model.get_input_embeddings().weight
-        self.net = self._load(target.info.model)
+        self.net = self._load(target)
         self.vocab = target.info.vocab
         check(self.net, target, self.embedding.shape[1])
         self.tokens: IntArray = self.net.vocabulary.cpu().numpy()  # [draft vocab] target ids
         target.watch(self.net.config.features)
 
-    def _load(self, model: str) -> Head:
+    def _load(self, target: Any) -> Head:
         """The head on the target's device and in its number format; one that was handed over is left as it is."""
         device, dtype = self.embedding.device, self.embedding.dtype
         if isinstance(self.head, str):
-            from sapwood.heads.files import load
+            from sapwood.heads.open import open_head
             from sapwood.trained import find
 
-            folder = Path(self.head).expanduser() if self.head else find(self.trained, model)
-            net: Any = load(folder, device=device, dtype=dtype)
+            name = target.info.model
+            folder = Path(self.head).expanduser() if self.head else find(self.trained, name)
+            net: Any
+            net, own = open_head(folder, self.trained, target.model, name, device=device, dtype=dtype)
+            self.embedding = self.embedding if own is None else own
         else:
             net = self.head
             if any(weight.device != device or weight.dtype != dtype for weight in net.parameters()):
@@ -107,6 +113,7 @@ class Eagle(Part):
     def reset(self, request: Request) -> None:
         """Take what the target thought of the prompt; the head reads it when it is first asked."""
         self.sampler_ = request.sampler
+        self.correct_: Correct | None = None  # whoever wraps this drafter may set it
         self.committed_ = len(request.prompt) - 1  # tokens the target has read: the position of the root
         self.cache_ = Cache(self.net.config.shape, self.embedding, count := min(self.window, self.committed_))
         self.rows_: dict[int, int] = {}  # node -> its row among those of the tree in flight; the root's is 0
@@ -139,7 +146,10 @@ class Eagle(Part):
             nodes = [node for node, _ in frontier]
             while missing := self._missing(tree, nodes):
                 self._grow(tree, missing)
-            logits = self.net.logits(self.cache_.take([self.rows_[node] for node in nodes]))
+            outputs = self.cache_.take([self.rows_[node] for node in nodes])
+            logits = self.net.logits(outputs)
+            if self.correct_ is not None:
+                logits = self.correct_(nodes, outputs, logits)
             if kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits:
                 self._choose(tree, frontier, logits)
             else:

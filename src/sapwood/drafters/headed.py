@@ -54,20 +54,21 @@ class Headed(Part):
                 "use another drafter"
             )
         self.embedding: Tensor = target.model.get_input_embeddings().weight
-        self.net = self._load(target.info.model)
+        self.net = self._load(target)
         self.net.attach(self.embedding, target.model.get_output_embeddings().weight)
         self.vocab = target.info.vocab
         self.tokens: IntArray = self.net.vocabulary.cpu().numpy()  # [draft vocab] target ids
 
-    def _load(self, model: str) -> Any:
+    def _load(self, target: Any) -> Any:
         """The head on the target's device and in its number format; one that was handed over is left as it is."""
         device, dtype = self.embedding.device, self.embedding.dtype
         if isinstance(self.head, str):
-            from sapwood.heads.files import load
+            from sapwood.heads.open import open_head
             from sapwood.trained import find
 
-            folder = Path(self.head).expanduser() if self.head else find(self.trained, model)
-            net: Any = load(folder, device=device, dtype=dtype)
+            name = target.info.model
+            folder = Path(self.head).expanduser() if self.head else find(self.trained, name)
+            net, _ = open_head(folder, self.trained, target.model, name, device=device, dtype=dtype)
         else:
             given: Any = copy.deepcopy(self.head)
             net = given.to(device=device, dtype=dtype).eval()

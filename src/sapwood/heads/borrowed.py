@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sapwood.errors import SapwoodError
+from sapwood.heads.layers import speak
 
 
 class Borrowed(nn.Module):
@@ -60,4 +61,4 @@ class Borrowed(nn.Module):
 
     def speak(self, states: Tensor) -> Tensor:
         """Logits over the draft vocabulary of states [..., width], by the target's output rows."""
-        return states.to(self.output.dtype) @ self.output.t()
+        return speak(states.to(self.output.dtype), self.output)

@@ -67,7 +67,7 @@ class Order:
 def gather(corpus: Corpus, texts: IntArray, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [batch, rows] padded with the last token, lengths [batch] and answers [batch] of these texts."""
     found = [corpus.sequence(int(text))[:longest] for text in texts]
-    rows = -(-max(len(tokens) for tokens in found) // STEP) * STEP
+    rows = min(longest, -(-max(len(tokens) for tokens in found) // STEP) * STEP)  # a model may know no more places
     tokens = np.stack([np.pad(text, (0, rows - len(text)), mode="edge") for text in found]).astype(np.int64)
     lengths = np.array([len(text) for text in found])
     return torch.from_numpy(tokens), torch.from_numpy(lengths), torch.from_numpy(corpus.answers[texts].astype(np.int64))

@@ -3,16 +3,27 @@
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sapwood.errors import SapwoodError
+from sapwood.heads.folder import check_place
+
+
+def check_homes(folders: Sequence[Path]) -> None:
+    """Refuse places that no head can be written to, before anything slow."""
+    for folder in folders:
+        nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not nearest.is_dir():
+            raise SapwoodError(f"{nearest} is a file and holds no trained drafter; give a folder as --out")
+        check_place(folder)
 
 
 def save(path: Path, head: nn.Module, optimizers: list[Optimizer], notes: dict[str, Any]) -> None:
@@ -23,7 +34,8 @@ def save(path: Path, head: nn.Module, optimizers: list[Optimizer], notes: dict[s
             for key, value in memory.items():
                 tensors[f"optimizer/{number}/{index}/{key}"] = torch.as_tensor(value)
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write(path, lambda place: save_file(whole, place, {"notes": json.dumps(notes)}))
+    content = serialise(whole, {"notes": json.dumps(notes)})  # the library's own writer leaves litter when killed
+    write(path, lambda place: place.write_bytes(content))
 
 
 def write(path: Path, writer: Any) -> None:
@@ -41,14 +53,23 @@ def write(path: Path, writer: Any) -> None:
         raise SapwoodError(f"cannot write {path}: {reason}; what was saved before is intact, {way}") from error
 
 
-def restore(path: Path, head: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
-    """Bring a head and its optimizers to the saved state; return the notes."""
+def notes_in(path: Path) -> dict[str, Any]:
+    """The notes of a saved state."""
     try:
         with safe_open(path, "pt") as file:
-            notes: dict[str, Any] = json.loads(file.metadata()["notes"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            notes = json.loads(file.metadata()["notes"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise SapwoodError(f"{path} is no training state: {error}; delete it to begin anew") from error
+        raise SapwoodError(f"{path} is no training state ({error}); delete it to begin anew") from error
+    return notes if isinstance(notes, dict) else {}
+
+
+def restore(path: Path, head: nn.Module, optimizers: list[Optimizer]) -> None:
+    """Bring a head and its optimizers to the saved state."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise SapwoodError(f"{path} is no training state ({error}); delete it to begin anew") from error
     weights = {name.removeprefix("head/"): tensor for name, tensor in tensors.items() if name.startswith("head/")}
     try:
         head.load_state_dict(weights)
@@ -57,7 +78,6 @@ def restore(path: Path, head: nn.Module, optimizers: list[Optimizer]) -> dict[st
         raise SapwoodError(f"{path} is of another head: {first}; delete it to begin anew") from error
     for number, optimizer in enumerate(optimizers):
         optimizer.load_state_dict(remembered(optimizer, number, tensors))
-    return notes
 
 
 def remembered(optimizer: Optimizer, number: int, tensors: dict[str, Tensor]) -> dict[str, Any]:

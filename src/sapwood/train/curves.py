@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sapwood.train import checkpoint
 from sapwood.train.loop import Notes, Point
 
 
@@ -11,8 +12,9 @@ def write(folder: Path, notes: Notes, facts: dict[str, Any]) -> None:
     """Put `training.json`, `training.md` and, where matplotlib is installed, `training.png` beside a head."""
     points = [vars_of(point) for point in notes.curve]
     record = {"facts": facts, "steps": notes.step, "seconds": round(notes.spent, 1), "curve": points}
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "training.md").write_text(page(notes, facts))
+    said = {"training.json": json.dumps(record, indent=1) + "\n", "training.md": page(notes, facts)}
+    for name, text in said.items():
+        checkpoint.write(folder / name, lambda place, text=text: place.write_text(text, encoding="utf-8"))
     picture(folder / "training.png", notes, str(facts.get("kind", "head")))
 
 
@@ -31,7 +33,7 @@ def page(notes: Notes, facts: dict[str, Any]) -> str:
     """The run on one page."""
     first, last = notes.curve[0], notes.curve[-1]
     lines = [f"# {facts['kind']} for {facts['model']}", "", "| | |", "|---|---|"]
-    lines += [f"| {name.replace('_', ' ')} | {value} |" for name, value in facts.items()]
+    lines += [f"| {name.replace('_', ' ')} | {value} |" for name, value in facts.items() if name != "steps"]
     lines += [
         f"| steps | {notes.step} in {notes.spent / 60:.1f} minutes |",
         f"| answer tokens read | {notes.tokens / 1e6:.2f} million |",
@@ -66,4 +68,4 @@ def picture(path: Path, notes: Notes, title: str) -> None:
         agreement.plot(steps, shares, color="tab:green", alpha=shade, label=f"depth {depth + 1}")
     agreement.set(title="first choice is the target's", xlabel="step", ylabel="share", ylim=(0, 1))
     agreement.legend(fontsize="x-small", loc="lower right")
-    figure.savefig(path, dpi=110)
+    checkpoint.write(path, lambda place: figure.savefig(place, dpi=110, format="png"))

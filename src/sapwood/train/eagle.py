@@ -36,8 +36,8 @@ class EagleCourse:
     noise: float = 0.0  # width of uniform noise on the states it reads; the paper's is 0.2
     vocabulary: int = 16_384  # tokens the head can propose
     inner: int = 0  # width of its MLP; 0: the target's
-    rate: float = 1e-3
-    matrix_rate: float = 2e-3
+    rate: float = 2e-3
+    matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "eagle"
 

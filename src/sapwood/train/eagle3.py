@@ -28,10 +28,10 @@ class Eagle3Course:
     unroll: int = 7  # steps the head is trained on its own outputs
     decay: float = 0.85  # weight of each step against the one before
     hard: float = 0.3  # share of the label that is the target's first choice alone
-    vocabulary: int = 16_384  # tokens the head can propose
-    inner: int = 0  # width of its MLP; 0: the target's
-    rate: float = 1e-3
-    matrix_rate: float = 2e-3
+    vocabulary: int = 14_336  # tokens the head can propose
+    inner: int = 0  # width of its MLP; 0: four times the target's width
+    rate: float = 2.5e-3
+    matrix_rate: float = 1.2e-2
 
     kind: ClassVar[str] = "eagle3"
 
@@ -44,7 +44,7 @@ class Eagle3Course:
         """A head that begins as an early exit from the high layer: its own layer adds little as yet."""
         tokens = commonest(counts, self.vocabulary).to(teacher.device)
         config = Eagle3Config(
-            shape=teacher.shape(self.inner),
+            shape=teacher.shape(self.inner or 4 * teacher.width),
             target_width=teacher.width,
             vocab=teacher.vocab,
             draft_vocab=len(tokens),

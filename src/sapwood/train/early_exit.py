@@ -28,8 +28,8 @@ class EarlyExitCourse:
     inner: int = 320  # width of its MLP
     hard: float = 0.3  # share of the label that is the target's first choice alone
     vocabulary: int = 16_384  # tokens the adapter can propose
-    rate: float = 1e-3
-    matrix_rate: float = 2e-3
+    rate: float = 2e-3
+    matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "early-exit"
 

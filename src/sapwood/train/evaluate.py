@@ -78,7 +78,8 @@ class Replayed:
         roots = first
         passes = torch.zeros_like(roots)
         while bool((running := roots < self.lengths - 1).any()):
-            taken = self._round(roots.clamp(max=self.tokens.shape[1] - 1), shape) + 1
+            drafted = self._round(roots.clamp(1, self.tokens.shape[1] - 1), shape)
+            taken = torch.where(roots > 0, drafted, 0) + 1  # a root that is the whole text tells the head nothing
             taken = torch.minimum(taken, self.lengths - 1 - roots)
             roots = torch.where(running, roots + taken, roots)
             passes += running

@@ -27,8 +27,8 @@ class HydraCourse:
     decay: float = 0.8  # weight of each place against the one before
     hard: float = 0.3  # share of the label that is the target's first choice alone
     vocabulary: int = 16_384  # tokens the heads can propose
-    rate: float = 1e-3
-    matrix_rate: float = 2e-3
+    rate: float = 2e-3
+    matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "hydra"
 

@@ -1,7 +1,7 @@
 """From a model's name to trained drafters in their folders: data, training, files, pictures."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from sapwood.heads import files
 from sapwood.heads.facts import TargetFacts
 from sapwood.paths import cache_folder
 from sapwood.text import Text
+from sapwood.train import checkpoint, curves
 from sapwood.train import corpus as corpora
-from sapwood.train import curves
 from sapwood.train.corpus import Corpus
 from sapwood.train.course import Course
 from sapwood.train.kinds import course
@@ -60,7 +60,8 @@ def run(job: Job, watch: Watch) -> list[dict[str, Any]]:
     """Make the data, train, and write the heads; return a record of each."""
     courses, began = courses_of(job), time.monotonic()  # a misspelling fails before anything slow
     backend, folder = load(job.model, device=job.device, dtype=job.dtype, threads=job.threads, progress=watch.say)
-    homes = homes_of(job, courses)
+    homes = homes_of(job, [one.kind for one in courses])
+    checkpoint.check_homes(homes)
     state = homes[0] / "state.safetensors"
     texts = read(job, backend, Text.load(folder), state.is_file(), watch)
     teacher = Teacher(backend)
@@ -82,24 +83,33 @@ def courses_of(job: Job) -> tuple[Course, ...]:
     if not job.kinds:
         raise SapwoodError("name at least one kind to train, such as eagle3")
     courses = tuple(course(kind) for kind in job.kinds)
-    if job.out is None and len({one.kind for one in courses}) < len(courses):
-        raise SapwoodError("two drafters of one kind would overwrite each other; train them apart, or give --out")
+    check_apart(job, [one.kind for one in courses])
     return courses
 
 
-def homes_of(job: Job, courses: tuple[Course, ...]) -> list[Path]:
-    """Where each drafter goes."""
+def check_apart(job: Job, names: Sequence[str]) -> None:
+    """Refuse two of one kind where each would have the same folder."""
+    if job.out is None and len(set(names)) < len(names):
+        raise SapwoodError("two of one kind would overwrite each other; train them apart, or give --out")
+
+
+def homes_of(job: Job, names: Sequence[str]) -> list[Path]:
+    """Where each of these kinds goes."""
     if job.out is None:
-        return [trained.home(one.kind, job.model) for one in courses]
-    if len(courses) == 1:
+        return [trained.home(name, job.model) for name in names]
+    if len(names) == 1:
         return [job.out]
-    names = [one.kind for one in courses]
     return [job.out / (name if names.count(name) == 1 else f"{name}-{index}") for index, name in enumerate(names)]
+
+
+def data_of(job: Job) -> Path:
+    """The corpus' folder."""
+    return job.data or cache_folder() / "corpora" / trained.safe(trained.named(job.model))
 
 
 def read(job: Job, backend: TorchBackend, text: Text, begun: bool, watch: Watch) -> Corpus:
     """The corpus of this model, made or continued."""
-    folder = job.data or cache_folder() / "corpora" / trained.safe(trained.named(job.model))
+    folder = data_of(job)
     if begun:  # a run that goes on must find the texts it began with
         return Corpus.open(folder)
     seconds = None if job.tokens is not None else job.minutes * 60 * DATA_SHARE

@@ -9,21 +9,25 @@ harmless: a wrong number often leaves the rest of a sentence as it was. The labe
 and the judge is as good as the label.
 """
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sapwood.arrays import BoolArray, FloatArray, IntArray
+from sapwood.arrays import BoolArray, FloatArray
 from sapwood.engine import Engine
 from sapwood.errors import SapwoodError
 from sapwood.nets import Bundle, begin, numbers, sigmoid
 from sapwood.protocols import Session, Work
 from sapwood.records import Outcome
 from sapwood.sampling import Sampling, softmax
-from sapwood.train.rounds import held_out, play
+from sapwood.train.recording import Over, Progress, Record, collect, join, never, silent
+from sapwood.train.rounds import describe, held_out, play
 from sapwood.train.small import Fit, Plan, Report, calibration, leaning, log_loss, minimise, odds, ranking
 from sapwood.tree import Tree
 from sapwood.verifiers.judge import KIND
@@ -46,6 +50,12 @@ class Rule:
         """Tokens that the target writes after the drafted one."""
         return self.run + self.shift
 
+    @property
+    def digest(self) -> str:
+        """The same for the same rule."""
+        said = json.dumps([self.run, self.shift, self.fair, sorted(self.strict)])
+        return hashlib.sha256(said.encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -57,12 +67,11 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Cases:
+class Cases(Record):
     """Mismatches that were put to the test."""
 
     states: FloatArray  # [cases, width] the target's final state at the drafted token
     harmless: BoolArray  # [cases]
-    prompt: IntArray  # [cases]
 
 
 def mine(
@@ -73,24 +82,37 @@ def mine(
     layer: int,  # whose input the judge reads: `final_layer`
     rule: Rule | None = None,
     most: int = 4000,  # cases after which no further prompt is begun
+    path: Path | None = None,  # where the cases are kept, so that an interrupted search goes on
+    over: Over = never,
+    progress: Progress = silent,
 ) -> Cases:
     """Decode the prompts, and see at every mismatch where the drafted token would have led."""
     if not sampling.greedy:
         raise SapwoodError(f"mismatches are looked for at temperature 0, not {sampling.temperature:g}")
     engine.target.watch([layer])
     how = rule or Rule()
-    found: list[tuple[FloatArray, bool, int]] = []
-    for index, prompt in enumerate(prompts):
-        if len(found) >= most:
-            break
-        text, mismatches = decode(engine, prompt, sampling)
-        full = [one for one in mismatches if one.position + how.window + 1 <= len(text)]
-        for case, state, words in continued(engine, text, full, layer, how.window):
-            found.append((state, harmless(case, words, text, how), index))
+
+    def each(index: int) -> list[Cases]:
+        return [
+            Cases(np.array([index]), state[None], np.array([label]))
+            for state, label in tested(engine, prompts[index], sampling, layer, how)
+        ]
+
+    notes = describe(engine, prompts, sampling, layer) | {"rule": how.digest}
+    found = collect(Cases, each, len(prompts), path, notes, most=most, over=over, progress=progress)
     if not found:
         raise SapwoodError("no mismatch was found; give more prompts, or a recipe that drafts")
-    states, labels, owners = zip(*found, strict=True)
-    return Cases(np.stack(states), np.array(labels), np.array(owners))
+    return join(found)
+
+
+def tested(
+    engine: Engine, prompt: Sequence[int], sampling: Sampling, layer: int, rule: Rule
+) -> Iterator[tuple[FloatArray, bool]]:
+    """The target's state at every mismatch of one text, and whether it was harmless."""
+    text, mismatches = decode(engine, prompt, sampling)
+    full = [one for one in mismatches if one.position + rule.window + 1 <= len(text)]
+    for case, state, words in continued(engine, text, full, layer, rule.window):
+        yield state, harmless(case, words, text, rule)
 
 
 def decode(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> tuple[list[int], list[Mismatch]]:

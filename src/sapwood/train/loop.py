@@ -7,9 +7,10 @@ ends with the same weights.
 
 import math
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from sapwood.train.target import Teacher
 PROBE = 30  # steps after which the plan is made; the first third only warms up the machine
 WARMUP = 100  # steps over which the learning rates rise
 FLOOR = 0.02  # of the peak rates, at the end
+POINTS = 20  # of a curve, where a run has so many steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class LoopSettings:
     seed: int = 0
     clip: float = 1.0  # largest norm of a gradient
     save: float = 60.0  # seconds between saved states
-    log: int = 50  # steps between points of the curve
+    log: int = 50  # most steps between points of the curve
+    tell: float = 5.0  # most seconds between reports, steps allowing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Loop:
     corpus: Corpus
     settings: LoopSettings
     state: Path  # where the state is kept
-    report: Callable[[Notes], None] = lambda _: None  # told after every logged step
+    report: Callable[[Notes], None] = lambda _: None  # told of every point, and of the newest steps in between
     asked_to_stop: Callable[[], bool] = lambda: False
     now: Callable[[], float] = time.monotonic
 
@@ -95,28 +98,39 @@ class Loop:
             each for course, head in self.taught for each in optimizers(head, course.rate, course.matrix_rate)
         ]
         self.rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
-        self.lengths = np.diff(self.corpus.starts).clip(max=self.settings.longest)  # [texts]
+        self.longest = min(self.settings.longest, self.teacher.backend.info.context)  # tokens
+        self.lengths = np.diff(self.corpus.starts).clip(max=self.longest)  # [texts]
         self.notes = self._resume()
-        self.began = self.saved = self.now() - self.notes.spent
-        self.saved = self.now()
+        self.first = self.notes.step  # done before this sitting
+        self.saved = self.told = self.now()
+        self.began = self.saved - self.notes.spent
         self._train()
         self._save()
         return self.head.eval(), self.notes
 
     def _resume(self) -> Notes:
-        run = f"{self.course} on {len(self.corpus)} texts, seed {self.settings.seed}, {self.settings.tokens} tokens"
-        fresh = Notes(run, plan=self.settings.steps)
         if not self.state.is_file():
-            return fresh
-        found = checkpoint.restore(self.state, self.head, self.optimizers)
-        if found["run"] != run:
+            return Notes(self._name(), plan=self.settings.steps)
+        notes = remembered(self.state)
+        if notes.run != self._name():
             raise SapwoodError(
-                f"{self.state} holds another run ({found['run']}); give another --out, or delete it to begin anew"
+                f"{self.state} holds another run ({notes.run}); give another --out, or delete it to begin anew"
             )
-        points = [Point(**point) for point in found.pop("curve")]
-        notes = Notes(**found, curve=points)
         notes.plan = self.settings.steps or notes.plan
+        if notes.plan is not None and notes.plan < notes.step:
+            raise SapwoodError(
+                f"{self.state} has {notes.step} steps behind it, more than the {notes.plan} asked for; "
+                "ask for as many, or delete it to begin anew"
+            )
+        checkpoint.restore(self.state, self.head, self.optimizers)
         return notes
+
+    def _name(self) -> str:
+        """What makes this run this run."""
+        model, settings = self.teacher.backend.info.model, self.settings
+        mark = zlib.crc32(self.corpus.tokens.tobytes())
+        texts = f"{len(self.corpus)} texts of {model} with mark {mark:08x}"
+        return f"{self.course} on {texts}, seed {settings.seed}, {settings.tokens} tokens"
 
     # ---------------------------------------------------------------------------------- steps
     def _train(self) -> None:
@@ -128,9 +142,12 @@ class Loop:
                 return
             lesson = self._step(texts)
             lessons.append(detached(lesson))
-            if notes.step % settings.log == 0 or notes.step == notes.plan:
-                self._point(lessons)
+            if notes.step % self._every() == 0 or notes.step == notes.plan:
+                notes.curve.append(self._point(lessons))
+                self._tell(notes)
                 lessons = []
+            elif self.now() - self.told >= settings.tell:
+                self._tell(replace(notes, curve=[*notes.curve, self._point(lessons)]))
             if notes.plan is None:
                 self._plan()
             self._keep()
@@ -156,7 +173,7 @@ class Loop:
         return lesson
 
     def _batch(self, texts: IntArray) -> Batch:
-        found = gather(self.corpus, texts, self.settings.longest)
+        found = gather(self.corpus, texts, self.longest)
         tokens, lengths, answers = (tensor.to(self.teacher.device, non_blocking=True) for tensor in found)
         features, final = self.teacher.read(tokens, self.course.features(self.teacher))
         return Batch(tokens, lengths, answers, features, final)
@@ -166,24 +183,32 @@ class Loop:
         return torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
 
     # --------------------------------------------------------------------------------- records
-    def _point(self, lessons: list[Lesson]) -> None:
+    def _every(self) -> int:
+        """Steps between points of the curve."""
+        plan, log = self.notes.plan, self.settings.log
+        return log if plan is None else max(1, min(log, plan // POINTS))
+
+    def _point(self, lessons: list[Lesson]) -> Point:
         notes, spent = self.notes, self.now() - self.began
         parts = [mean(list(of_one)) for of_one in zip(*(lesson.parts for lesson in lessons), strict=True)]
-        notes.curve.append(Point(notes.step, round(spent, 2), notes.tokens, *mean(lessons), parts))
-        if not math.isfinite(notes.curve[-1].loss):
+        point = Point(notes.step, round(spent, 2), notes.tokens, *mean(lessons), parts)
+        if not math.isfinite(point.loss):
             raise SapwoodError(f"the loss is no number any more at step {notes.step}; lower the learning rate")
+        return point
+
+    def _tell(self, notes: Notes) -> None:
+        self.told = self.now()
         self.report(notes)
 
     def _plan(self) -> None:
-        """Fix the number of steps once a step's time is known."""
+        """Fix the number of steps once a step's time is known, from the steps of this sitting."""
         notes = self.notes
-        if notes.step == PROBE // 3 or (notes.step < PROBE and not hasattr(self, "probe")):
+        if notes.step - self.first == PROBE // 3:
             self._settle()
-            self.probe = notes.step, self.now()
-        elif notes.step >= PROBE:
+            self.probe = self.now()
+        elif notes.step - self.first == PROBE:
             self._settle()
-            step, moment = self.probe
-            each = (self.now() - moment) / (notes.step - step)
+            each = (self.now() - self.probe) / (PROBE - PROBE // 3)
             left = self.settings.seconds - (self.now() - self.began)
             notes.plan = notes.step + max(1, int(left / each))
 
@@ -203,6 +228,15 @@ class Loop:
         self.saved = self.now()
         self.notes.spent = self.saved - self.began
         checkpoint.save(self.state, self.head, self.optimizers, asdict(self.notes))
+
+
+def remembered(state: Path) -> Notes:
+    """The notes of a saved state."""
+    record = checkpoint.notes_in(state)
+    try:
+        return Notes(**{**record, "curve": [Point(**point) for point in record["curve"]]})
+    except (KeyError, TypeError) as error:
+        raise SapwoodError(f"{state} is of another version of sapwood; delete it to begin anew") from error
 
 
 def pairs(course: Any, head: Any) -> list[tuple[Course, nn.Module]]:
@@ -228,5 +262,5 @@ def pace(step: int, plan: int | None) -> float:
     warmup = WARMUP if plan is None else max(1, min(WARMUP, plan // 10))
     if step < warmup:
         return (step + 1) / warmup
-    share = (step - warmup) / max(1, (plan or step + 1) - warmup)
+    share = 0.0 if plan is None else (step - warmup) / max(1, plan - warmup)
     return FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * min(1.0, share))) / 2

@@ -53,13 +53,13 @@ def fit(
     rounds: Rounds,
     *,
     cost: CostCurve | None = None,  # of a target pass; None takes every tree for equally dear
-    sizes: Sequence[int] = SIZES,  # to choose from; those above the largest recorded tree are left out
+    sizes: Sequence[int] = SIZES,  # to choose from, ascending; those above the largest recorded tree are left out
     share: float = 0.2,  # of the prompts to test on
     plan: Plan = PLAN,
     seed: int = 0,
 ) -> Fit:
     """The depth and size policies of most replayed tokens per second."""
-    largest = int(rounds.nodes.max(initial=0))
+    largest = min(int(rounds.nodes.max(initial=0)), max(sizes))
     if not largest:
         raise SapwoodError("no drafted nodes were recorded; record rounds of a recipe that drafts")
     sizes = [size for size in sizes if size < largest] + [largest]

@@ -31,8 +31,8 @@ class ParallelCourse:
     hard: float = 0.3  # share of the label that is the target's first choice alone
     vocabulary: int = 16_384  # tokens the head can propose
     inner: int = 768  # width of its MLP; 0: the target's
-    rate: float = 1e-3
-    matrix_rate: float = 2e-3
+    rate: float = 2e-3
+    matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "parallel"
 

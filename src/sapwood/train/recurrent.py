@@ -27,8 +27,8 @@ class RecurrentCourse:
     hard: float = 0.3  # share of the label that is the target's first choice alone
     vocabulary: int = 16_384  # tokens the head can propose
     blocks: int = 1  # residual blocks between the state and the output
-    rate: float = 1e-3
-    matrix_rate: float = 2e-3
+    rate: float = 2e-3
+    matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "recurrent"
 

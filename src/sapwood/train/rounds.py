@@ -1,14 +1,12 @@
 """Rounds of real decoding, kept as arrays: what the small predictors are fitted on.
 
-A recording is one safetensors file. Rows of rounds, of drafted nodes and of kept states lie one after
-the other; each round knows how many nodes and states are its own. A recording that was interrupted goes
-on after its last saved prompt.
+Rows of rounds, of drafted nodes and of kept states lie one after the other; each round knows how many
+nodes and states are its own.
 """
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,14 @@ from sapwood.protocols import Backend, Scores
 from sapwood.records import Outcome
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
+from sapwood.train.recording import Over, Progress, Record, collect, join, never, silent
 from sapwood.tree import Tree
 
-SAVE = 8  # prompts between two savings
 UNKNOWN = -1  # label of a node of which the round does not show whether the target would have said it
 
 
 @dataclass(frozen=True)
-class Rounds:
+class Rounds(Record):
     """Recorded rounds; nodes leave the root out, and parents count from it within their round."""
 
     prompt: IntArray  # [rounds] number of the prompt
@@ -50,9 +48,6 @@ class Rounds:
     tried: BoolArray  # [nodes] the parent was accepted
     owners: IntArray  # [states] node of its round that the state belongs to
     states: FloatArray  # [states, width] the drafter's own state at nodes that were tried and expanded
-
-    def __len__(self) -> int:
-        return len(self.prompt)
 
     def trees(self) -> Iterator[Tree]:
         """The drafted trees again, one by one; every node stays itself, as if it were drawn."""
@@ -77,16 +72,6 @@ class Rounds:
         levels = self.heights()[later].sum()
         return float(self.draft[later].sum() / levels) if levels else 0.0
 
-    def save(self, path: Path, notes: dict[str, Any]) -> None:
-        """Write all arrays; a half-written file is never left behind."""
-        from safetensors.numpy import save_file
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {field.name: np.ascontiguousarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        draft = path.with_suffix(".tmp")
-        save_file(arrays, draft, metadata={"notes": json.dumps(notes)})
-        draft.replace(path)
-
 
 def held_out(prompt: IntArray, share: float, seed: int) -> BoolArray:
     """True for the rows of this share of the prompts, at least one and not all."""
@@ -103,34 +88,6 @@ def spans(counts: IntArray) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def load(path: Path) -> tuple[Rounds, dict[str, Any]]:
-    """A recording and its notes: model, recipe, prompts that are done."""
-    from safetensors import SafetensorError, safe_open
-    from safetensors.numpy import load_file
-
-    try:
-        with safe_open(path, "numpy") as file:
-            notes: dict[str, Any] = json.loads(file.metadata()["notes"])
-        return Rounds(**load_file(path)), notes
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SapwoodError(f"{path} is no recording of rounds; delete it to record anew") from error
-
-
-def join(parts: Sequence[Rounds]) -> Rounds:
-    """Several recordings as one."""
-    names = [field.name for field in dataclasses.fields(Rounds)]
-    return Rounds(**{name: stacked([getattr(part, name) for part in parts]) for name in names})
-
-
-def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of all parts; those that kept no states are blank where others did."""
-    width = max(part.shape[-1] for part in parts)
-    if parts[0].ndim == 1 or all(part.shape[1] == width for part in parts):
-        return np.concatenate(parts)
-    blank = [np.full((len(part), width), np.nan, part.dtype) for part in parts]
-    return np.concatenate([part if part.shape[1] else empty for part, empty in zip(parts, blank, strict=True)])
-
-
 # ---------------------------------------------------------------------------------------- recording
 def record(
     engine: Engine,
@@ -140,25 +97,21 @@ def record(
     *,
     layer: int | None = None,  # also keep the target's state at the inputs of this layer; `final_layer` is the last
     most: int = 4000,  # rounds after which no further prompt is begun
-    progress: Callable[[str], None] = lambda _: None,
+    over: Over = never,
+    progress: Progress = silent,
 ) -> Rounds:
     """Decode the prompts and keep every round; goes on where an earlier call with the same arguments ended."""
     if layer is not None:
         engine.target.watch([layer])
+
+    def each(index: int) -> list[Rounds]:
+        return [line(outcome, before, index) for outcome, before in play(engine, prompts[index], sampling, layer)]
+
     notes = describe(engine, prompts, sampling, layer)
-    found, done = resume(path, notes)
-    while done < len(prompts) and sum(map(len, found)) < most:
-        found += [line(outcome, before, done) for outcome, before in play(engine, prompts[done], sampling, layer)]
-        done += 1
-        progress(f"recorded {sum(map(len, found))} rounds of {done} prompts")
-        if done % SAVE == 0:
-            found = [join(found)]
-            found[0].save(path, {**notes, "done": done})
+    found = collect(Rounds, each, len(prompts), path, notes, most=most, over=over, progress=progress)
     if not found:
         raise SapwoodError("there is nothing to record: give at least one prompt")
-    rounds = join(found)
-    rounds.save(path, {**notes, "done": done})
-    return rounds
+    return join(found)
 
 
 def describe(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling, layer: int | None) -> dict[str, Any]:
@@ -166,18 +119,6 @@ def describe(engine: Engine, prompts: Sequence[Sequence[int]], sampling: Samplin
     digest = hashlib.sha256(json.dumps([list(map(int, prompt)) for prompt in prompts]).encode()).hexdigest()
     about = {"model": engine.target.info.model, "recipe": str(engine.recipe), "sampling": str(sampling)}
     return {**about, "layer": layer, "prompts": digest}
-
-
-def resume(path: Path, notes: dict[str, Any]) -> tuple[list[Rounds], int]:
-    """What is recorded already, and the first prompt that is not."""
-    if not path.exists():
-        return [], 0
-    rounds, old = load(path)
-    done = int(old.pop("done", 0))
-    other = [key for key in notes if old.get(key) != notes[key]]
-    if other:
-        raise SapwoodError(f"{path} was recorded with another {other[0]}; delete it or name another file")
-    return [rounds], done
 
 
 def play(

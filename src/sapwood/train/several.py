@@ -29,8 +29,12 @@ class Several:
         return tuple(layer for course in self.courses for layer in course.features(teacher))
 
     def build(self, teacher: Teacher, counts: IntArray) -> nn.ModuleList:
-        """The fresh heads."""
-        return nn.ModuleList(course.build(teacher, counts) for course in self.courses)
+        """The fresh heads, each as it would be alone."""
+        seed, heads = torch.initial_seed(), nn.ModuleList()
+        for course in self.courses:
+            torch.manual_seed(seed)
+            heads.append(course.build(teacher, counts))
+        return heads
 
     def taught(self, heads: Any) -> list[tuple[Course, Any]]:
         """Each course with its head."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sapwood.arrays import BoolArray, FloatArray, IntArray
 from sapwood.errors import SapwoodError
-from sapwood.nets import Bundle, Net
+from sapwood.nets import Bundle, Net, square
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs of these rows, row numbers) -> a mean
 
@@ -113,7 +113,7 @@ def forward(weights: list[Tensor], values: Tensor, net: Net) -> Tensor:
     half = len(weights) // 2
     for weight, bias in zip(weights[: half - 1], weights[half:-1], strict=True):
         after = act(torch.nn.functional.linear(values, weight, bias))
-        values = values + after if net.residual else after
+        values = values + after if net.residual and square(weight) else after
     return torch.nn.functional.linear(values, weights[half - 1], weights[-1])
 
 

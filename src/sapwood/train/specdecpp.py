@@ -1,9 +1,11 @@
 """Fits the head of SpecDec++ (arXiv 2405.19715): from the drafter's state to "this token will be accepted".
 
-Residual blocks x + SiLU(Wx + b), each with weights of its own, then one log odds of acceptance (the
-paper's two-way softmax, written as the difference). The label is what happened to a drafted token whose
-parent was accepted; refusals weigh six times, as in the paper, which makes the head cautious: the
-calibration that is reported is that of its chances with the weight taken back out.
+A wide state is first made narrow, which a recording of minutes needs: the paper's blocks at full width
+have more weights than such a recording has rows. Then residual blocks x + SiLU(Wx + b), each with weights
+of its own, and one log odds of acceptance (the paper's two-way softmax, written as the difference). The
+label is what happened to a drafted token whose parent was accepted; refusals weigh six times, as in the
+paper, which makes the head cautious: the calibration that is reported is that of its chances with the
+weight taken back out.
 """
 
 import numpy as np
@@ -23,6 +25,7 @@ PLAN = Plan(epochs=100, batch=128, rate=1e-3, decay=1e-2)
 def fit(
     rounds: Rounds,
     *,
+    inner: int = 128,  # width of the blocks, where the state is wider
     blocks: int = 3,  # residual blocks
     weight: float = 6.0,  # of a refusal against an acceptance
     share: float = 0.2,  # of the prompts to test on
@@ -40,7 +43,8 @@ def fit(
         return (price[index] * each).sum() / price[index].sum()
 
     width, base = states.shape[1], float(labels[~held].mean())
-    start = begin([*[width] * (blocks + 1), 1], seed, activation="silu", residual=True)
+    inside = [inner] * (blocks + 1) if width > inner else [width] * blocks
+    start = begin([width, *inside, 1], seed, activation="silu", residual=True)
     net = minimise(leaning(start, odds(base) - np.log(weight)), states, loss, ~held, plan, seed)
     said = sigmoid(net(states[held])[:, 0].astype(np.float64) + np.log(weight))
     seen = labels[held]

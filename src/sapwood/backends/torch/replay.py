@@ -156,6 +156,8 @@ class ReplaySession:
 class Replay:
     """A target's greedy answers to known prompts, as a backend."""
 
+    runner = TorchBackend  # what runs a model that a drafter makes of the target's own layers
+
     def __init__(self, target: TorchBackend, known: Sequence[Known]) -> None:
         self.model, self.device, self.dtype = target.model, target.device, target.dtype  # for what heads borrow
         self.info = dataclasses.replace(target.info, name="replay")

@@ -1,0 +1,73 @@
+"""The head that recipes find by themselves: used where there is one, silent where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapwood import trained
+from sapwood.backends.toy import Toy
+from sapwood.controllers.fixed import Fixed
+from sapwood.drafters.eagle import Eagle
+from sapwood.drafters.found import Found
+from sapwood.drafters.merge import Merge
+from sapwood.engine import Engine
+from sapwood.heads import files
+from sapwood.policies.beam import Beam
+from sapwood.recipe import Recipe
+from sapwood.records import Draw
+from sapwood.rng import Keyed
+from sapwood.sampling import Sampling
+from sapwood.verifiers.match import Match
+from tests.test_foreign_heads import PROMPT, head, target, trees
+
+LENGTH = 24
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path))
+
+
+def text_of(drafter: Any, backend: Any, nodes: int, sampling: Sampling) -> list[int]:
+    recipe = Recipe(drafter, Beam(beam=3), Match(), Fixed(nodes=nodes, depth=3, width=3))
+    text: list[int] = []
+    for outcome in Engine(backend, recipe).rounds(PROMPT, sampling, Keyed(3)):
+        text += outcome.tokens
+        if len(text) >= LENGTH:
+            break
+    return text[:LENGTH]
+
+
+def test_where_there_is_none_it_proposes_nothing() -> None:
+    assert not trained.has("eagle3", "tiny")
+    assert all(len(tokens) == 1 for tokens, _ in trees(Found(), target()))
+    assert text_of(Found(), Toy(vocab=61), 9, Sampling()) == text_of(Found(), Toy(vocab=61), 0, Sampling())
+
+
+def test_where_there_is_one_it_is_that_drafter() -> None:
+    files.save(head(), trained.home("eagle3", "tiny"))
+    assert trained.has("eagle3", "tiny")
+    backend = target()
+    assert trees(Found(), backend) == trees(Eagle(), backend)
+    assert any(len(tokens) > 1 for tokens, _ in trees(Found(), backend))
+
+
+@pytest.mark.parametrize("draws", [Draw.TOPK, Draw.SWOR])
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=40), Sampling(temperature=0.9, max_tokens=40)], ids=str)
+def test_the_default_merge_says_what_plain_decoding_says(draws: Draw, sampling: Sampling) -> None:
+    files.save(head(), trained.home("eagle3", "tiny"))
+    backend = target()
+    merged = Merge(drafters=[*Merge().drafters[:2], Found(draws=draws)])
+    assert isinstance(Merge().drafters[2], Found)
+    assert text_of(merged, backend, 12, sampling) == text_of(merged, backend, 0, sampling)
+
+
+def test_it_keeps_its_own_bit_in_a_merged_tree() -> None:
+    files.save(head(), trained.home("eagle3", "tiny"))
+    recipe = Recipe(Merge(), Beam(beam=3), Match(), Fixed(nodes=12, depth=3, width=3))
+    running = Engine(target(), recipe).rounds(PROMPT, Sampling(max_tokens=40), Keyed(0))
+    sources = {int(source) for _ in range(4) for source in next(running).grown.sources}
+    running.close()
+    assert any(source & 0b100 for source in sources)
+    assert any(source & 0b010 for source in sources)
