@@ -73,6 +73,12 @@ def trees(rounds: list[Outcome]) -> list[tuple[list[int], list[float]]]:
     return [(outcome.grown.tokens.tolist(), outcome.grown.probs.tolist()) for outcome in rounds]
 
 
+@pytest.fixture
+def always_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts follow the correction, good or bad."""
+    monkeypatch.setattr(Correction, "trusted", property(lambda _: True))
+
+
 # ----------------------------------------------------------------------------------- never a wrong output
 SAMPLINGS = {
     "greedy": Sampling(max_tokens=64),
@@ -81,6 +87,7 @@ SAMPLINGS = {
 }
 
 
+@pytest.mark.usefixtures("always_trusted")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("policy", [Chain(), Beam(beam=3), Best()], ids=str)
 @pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
@@ -96,6 +103,7 @@ def test_the_text_is_plain_decodings(merged: bool, policy: Any, sampling: str) -
     assert (drafter.drafters[1] if merged else drafter).correction.learned > 0
 
 
+@pytest.mark.usefixtures("always_trusted")
 @pytest.mark.parametrize(
     ("draws", "policy", "verifier", "draft_vocab"),
     [
@@ -148,6 +156,15 @@ def test_an_empty_correction_proposes_exactly_what_the_head_does() -> None:
     assert trees(first) == trees(decode(eagle, prompt, 1))
     correction_of(engine).forget()
     assert trees(decode(engine, prompt, 1)) == trees(first)
+
+
+def test_drafts_follow_the_correction_only_while_it_is_the_better_of_the_two() -> None:
+    engine, prompt = learned_engine(), make_text(6, 0)
+    alone = trees(decode(make_engine(Eagle(head=make_head(draft_vocab=61))), prompt, 1))
+    correction = correction_of(engine)
+    for record, same in ((-0.01, True), (0.0, True), (0.01, False)):
+        correction.record = record
+        assert (trees(decode(engine, prompt, 1)) == alone) is same
 
 
 def test_the_head_itself_does_not_change() -> None:
@@ -334,7 +351,10 @@ def test_doing_worse_than_the_head_alone_resets(gain: float, kept: bool) -> None
     assert correction.learned == kept
 
 
-def test_a_harmful_correction_is_dropped_while_serving() -> None:
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_harmful_correction_is_dropped_while_serving(trusted: bool, request: pytest.FixtureRequest) -> None:
+    if trusted:
+        request.getfixturevalue("always_trusted")
     engine = make_engine(make_online(rate=1e-9))  # learns next to nothing of its own
     correction = correction_of(engine)
     decode(engine, make_text(6, 0))

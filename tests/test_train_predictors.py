@@ -249,3 +249,12 @@ def test_a_network_that_narrows_first_is_residual_after_that(tmp_path: Path) -> 
     found = load(str(tmp_path), "specdec++", "any").nets["head"](inputs)
     np.testing.assert_allclose(found, by_hand, atol=2e-2)
     assert (tmp_path / trained.WEIGHTS).stat().st_mode & 0o044 == 0o044  # as readable as other files
+
+
+@pytest.mark.parametrize("kind", PREDICTORS)
+def test_what_is_shipped_can_be_read_and_names_no_place(kind: str) -> None:
+    folder = trained.SHIPPED / "smollm2" / kind
+    assert load(str(folder), kind, "smollm2").facts["about"]["model"] == "smollm2"
+    for path in folder.glob("training.*"):
+        assert "/" not in path.read_text()
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 800_000

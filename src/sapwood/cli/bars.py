@@ -37,10 +37,11 @@ class Bars:
 
     def data(self, pace: Any) -> None:
         """The corpus grew."""
-        left = f", {pace.left / 60:.1f} min left" if pace.left is not None else ""
+        left = "" if pace.left is None else f", {pace.left / 60:.1f} min left" if pace.left else ", the last ones"
         if pace.note:
             self.say(pace.note)
-        self._show("texts", pace.done, pace.goal, f"{pace.done:,} tokens, {pace.rate:,.0f} tokens/s{left}")
+        doing = f"{pace.asked:,} tokens of questions" if pace.asked else f"{pace.rate:,.0f} tokens/s{left}"
+        self._show("texts", pace.done, pace.goal, f"{pace.done:,} tokens, {doing}")
 
     def steps(self, notes: Any) -> None:
         """The curve has a new point."""

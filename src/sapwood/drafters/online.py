@@ -5,7 +5,8 @@ it is. What learns is a small correction of its logits, kept in dual form: where
 was wrong, its state and the largest entries of p - q there are remembered, which is one step of gradient
 descent on the cross-entropy in the space of functions of the state. A later state is corrected by what
 is remembered of states like it. The correction begins at nothing, is shared by all requests of an
-engine, and is gone with the engine.
+engine, and is gone with the engine. On every emitted token it is compared with the head alone, used or
+not: drafts follow it only while it is the better of the two, and where it is much worse it is forgotten.
 
 It learns between rounds alone, so a round drafts from one correction, and the q that a verifier reads is
 the one that was drawn from. That q depends on earlier rounds, never on the noise of its own, so
@@ -45,19 +46,19 @@ class Guess:
 
     state: "Tensor"  # the head's output, [width]
     plain: "Tensor"  # the head's logits, [draft vocab]
-    used: "Tensor"  # the logits that were drafted from, [draft vocab]
+    corrected: "Tensor"  # the same after correction, [draft vocab]
     node: int  # in the checked tree
     label: int  # place of the emitted token in the draft vocabulary
 
     @property
     def wrong(self) -> bool:
-        """True where the first choice was another token."""
-        return int(self.used.argmax()) != self.label
+        """True where the first choice after correction was another token."""
+        return int(self.corrected.argmax()) != self.label
 
     def gain(self) -> float:
         """Nats that the correction gained on the emitted token over the head alone."""
-        used, plain = (row.float().log_softmax(-1)[self.label] for row in (self.used, self.plain))
-        return float(used - plain)
+        after, before = (row.float().log_softmax(-1)[self.label] for row in (self.corrected, self.plain))
+        return float(after - before)
 
 
 class Correction:
@@ -78,6 +79,11 @@ class Correction:
         self.learned = 0  # guesses so far
         self.record = 0.0  # recent mean gain per token, nats
 
+    @property
+    def trusted(self) -> bool:
+        """True while the correction has lately done better than the head alone."""
+        return self.record > 0
+
     def apply(self, outputs: "Tensor", logits: "Tensor") -> "Tensor":
         """Corrected logits [rows, draft vocab] of the head's outputs [rows, width]; its own where these are broken."""
         used = min(self.learned, len(self.steps))
@@ -93,7 +99,7 @@ class Correction:
 
     def learn(self, guess: Guess, law: "Tensor") -> None:
         """Take one step towards the target's law [draft vocab] at a guess; forget all where that is no number."""
-        slope = law - guess.used.float().softmax(-1)
+        slope = law - guess.corrected.float().softmax(-1)
         tokens = slope.abs().topk(min(TOKENS, len(slope))).indices
         state, steps = unit(guess.state), self.rate * slope[tokens]
         if not bool(state.isfinite().all() & steps.isfinite().all()):
@@ -199,17 +205,17 @@ class Online(Part):
         eagle.source = self.source
         super().reset(request)
         eagle.correct_ = self._correct
-        self.said_: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # node -> output, the head's logits, those used
+        self.said_: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # node -> output, logits, corrected logits
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Let the drafter propose from corrected logits."""
         self.drafter.expand(tree, frontier, rng)
 
     def _correct(self, nodes: Sequence[int], outputs: "Tensor", logits: "Tensor") -> "Tensor":
-        """Corrected logits of these nodes; what was said is kept until the target has spoken."""
-        used = self.correction.apply(outputs, logits)
-        self.said_.update(zip(nodes, zip(outputs, logits, used, strict=True), strict=True))
-        return used
+        """Logits of these nodes, corrected where that helps; both are kept until the target has spoken."""
+        corrected = self.correction.apply(outputs, logits)
+        self.said_.update(zip(nodes, zip(outputs, logits, corrected, strict=True), strict=True))
+        return corrected if self.correction.trusted else logits
 
     def observe(self, outcome: Outcome) -> None:
         """Compare what was said along the path with what came, and learn from what was wrong."""

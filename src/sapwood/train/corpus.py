@@ -31,7 +31,7 @@ from sapwood.train.shards import Chat, DataSettings, Writer, digest
 FORMAT = 1  # of corpus.json and the shards
 SETTINGS = "corpus.json"
 SIZES = {"cuda": 8192}  # prompts of a shard by kind of device
-SIZE = 64  # on other devices
+SIZE = 32  # on other devices
 
 Tokens = NDArray[np.int32]
 
@@ -45,6 +45,7 @@ class Progress:
     rate: float  # answer tokens per second since work began
     left: float | None  # seconds to go, where that is known
     note: str = ""  # something that was noticed on the way
+    asked: int = 0  # tokens of turns that the target wrote for the shard in work, which its answers follow
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def make(
         raise SapwoodError("training data needs an end; give a number of tokens, of seconds, or both")
     begin, settings = time.monotonic(), settings or DataSettings()
     frame = Frame.of(text, backend.info.model)
+    found = read(prompts, frame, settings.most(backend.info.context)) if prompts else Prompts(())  # before any file
     size = prepare(folder, describe(backend, prompts, seed, settings), SIZES.get(backend.device.type, SIZE))
     corpus = Corpus.open(folder)
     clock = Clock(begin, tokens, seconds, corpus.written, progress)
@@ -124,7 +126,6 @@ def make(
         return corpus
     generator = Generator(backend, longest=min(settings.longest, backend.info.context), note=clock.note)
     writer = Writer(generator, frame, (), backend.info.context, size, seed, settings)
-    found = read(prompts, frame, writer.most) if prompts else Prompts(())
     if left_out := [f"{n} {why}" for n, why in ((found.long, "too long"), (found.repeated, "repeated")) if n]:
         clock.note(f"of the prompts in {prompts}, {' and '.join(left_out)} are left out")
     writer.prompts = found.items
@@ -140,7 +141,12 @@ def make(
 def grow(corpus: Corpus, writer: Writer, folder: Path, clock: "Clock") -> Corpus:
     """The corpus with one more shard, which is on disk then."""
     earlier = earlier_answers(folder, corpus.shards, writer.frame.text)
-    chats = writer.shard(corpus.shards, earlier, lambda made: clock.tick(corpus.written + made))
+    chats = writer.shard(
+        corpus.shards,
+        earlier,
+        lambda made: clock.tick(corpus.written + made),
+        lambda made: clock.tick(corpus.written, asked=made),
+    )
     shard = pack(chats)
     store(folder, shard_path(folder, corpus.shards), save(shard), corpus.shards)
     clock.laps += 1
@@ -181,14 +187,14 @@ class Clock:
         lap = self.spent / self.laps if self.laps else 0.0
         return self.spent + lap / 2 >= self.seconds and corpus.shards > 0
 
-    def tick(self, done: int, note: str = "") -> None:
+    def tick(self, done: int, note: str = "", asked: int = 0) -> None:
         """Tell how far it is."""
         self.done = done
         rate = (done - self.before) / max(self.spent, 1e-9)
         lefts = [] if self.seconds is None else [max(0.0, self.seconds - self.spent)]
         if self.tokens is not None and rate > 0:
             lefts.append(max(0, self.tokens - done) / rate)
-        self.progress(Progress(done, self.tokens, rate, min(lefts, default=None), note))
+        self.progress(Progress(done, self.tokens, rate, min(lefts, default=None), note, asked))
 
     def note(self, said: str) -> None:
         """Pass a remark on."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sapwood.arrays import IntArray
 from sapwood.heads.eagle3 import Eagle3, Eagle3Config
+from sapwood.part import at_least, between
 from sapwood.train.batches import Batch
 from sapwood.train.course import Lesson
 from sapwood.train.losses import soft_cross
@@ -34,6 +35,11 @@ class Eagle3Course:
     matrix_rate: float = 1.2e-2
 
     kind: ClassVar[str] = "eagle3"
+
+    def __post_init__(self) -> None:
+        at_least(1, unroll=self.unroll, vocabulary=self.vocabulary)
+        at_least(0, inner=self.inner)
+        between(0, 1, hard=self.hard, decay=self.decay)
 
     def features(self, teacher: Teacher) -> tuple[int, int, int]:
         """A low, a middle and a high layer: those other engines expect where they are not told."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from sapwood.arrays import IntArray
 from sapwood.heads.early_exit import EarlyExit, EarlyExitConfig, check_exits
+from sapwood.part import at_least, between
 from sapwood.train.batches import Batch
 from sapwood.train.course import Lesson
 from sapwood.train.lessons import compare, lend, level
@@ -32,6 +33,10 @@ class EarlyExitCourse:
     matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "early-exit"
+
+    def __post_init__(self) -> None:
+        at_least(1, vocabulary=self.vocabulary, inner=self.inner)
+        between(0, 1, hard=self.hard)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
         """The first layer that is left out."""

@@ -14,7 +14,7 @@ from sapwood.heads import files
 from sapwood.heads.facts import TargetFacts
 from sapwood.paths import cache_folder
 from sapwood.text import Text
-from sapwood.train import checkpoint, curves
+from sapwood.train import checkpoint, curves, ranks
 from sapwood.train import corpus as corpora
 from sapwood.train.corpus import Corpus
 from sapwood.train.course import Course
@@ -25,6 +25,7 @@ from sapwood.train.target import Teacher
 from sapwood.train.vocabulary import coverage
 
 DATA_SHARE = 0.2  # of the minutes, spent on letting the target write
+RANKED = 4  # batches by which the ranks of independent guesses are measured
 BATCH = {"cuda": 32_768, "cpu": 2048}  # tokens of a training batch, by device
 
 
@@ -69,11 +70,14 @@ def run(job: Job, watch: Watch) -> list[dict[str, Any]]:
     settings = LoopSettings(steps=job.steps, seconds=left, tokens=BATCH[teacher.device.type], seed=job.seed)
     whole: Any = courses[0] if len(courses) == 1 else Several(courses)
     watch.say(f"training {', '.join(one.kind for one in courses)} on {len(texts)} texts")
-    head, notes = Loop(whole, teacher, texts, settings, state, watch.steps, watch.stop).run()
+    loop = Loop(whole, teacher, texts, settings, state, watch.steps, watch.stop)
+    head, notes = loop.run()
     records = []
     for index, (one, taught) in enumerate(pairs(whole, head)):
         own = notes if len(courses) == 1 else of_one(notes, index)
         records.append(keep(job, index, homes[index], taught, own, about(one, texts, taught, teacher), teacher, folder))
+        if one.kind in ranks.ANSWERS:  # what the policy `sparse` makes its tree from
+            ranks.save(homes[index], ranks.measure(taught, teacher, loop.some(RANKED)))
     state.unlink()
     return records
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sapwood.errors import SapwoodError
+from sapwood.part import between
 from sapwood.recipe import fit
 from sapwood.spelling import Call, read
 from sapwood.train.course import Course
@@ -43,6 +44,7 @@ def course(text: str) -> Course:
         raise SapwoodError(f"{call.name!r} is no drafter that can be trained; known: {', '.join(COURSES)}")
     module, _, attribute = COURSES[call.name].partition(":")
     built: Course = filled(getattr(importlib.import_module(module), attribute), call)
+    between(0, 1, rate=built.rate, matrix_rate=built.matrix_rate)
     return built
 
 

@@ -8,7 +8,7 @@ ends with the same weights.
 import math
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -177,6 +177,11 @@ class Loop:
         tokens, lengths, answers = (tensor.to(self.teacher.device, non_blocking=True) for tensor in found)
         features, final = self.teacher.read(tokens, self.course.features(self.teacher))
         return Batch(tokens, lengths, answers, features, final)
+
+    def some(self, count: int) -> Iterator[Batch]:
+        """A few batches, read by the target; for measuring a head that was trained."""
+        order = Order(self.lengths, self.settings.tokens, self.settings.seed)
+        return (self._batch(texts) for texts in order.epoch(0)[:count])
 
     def _precision(self) -> Any:
         on_gpu = self.teacher.device.type == "cuda"

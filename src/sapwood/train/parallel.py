@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from sapwood.arrays import IntArray
 from sapwood.heads.parallel import Parallel, ParallelConfig
+from sapwood.part import at_least, between
 from sapwood.train.batches import Batch
 from sapwood.train.course import Lesson
 from sapwood.train.eagle3 import Eagle3Course
@@ -35,6 +36,10 @@ class ParallelCourse:
     matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "parallel"
+
+    def __post_init__(self) -> None:
+        at_least(1, depth=self.depth, vocabulary=self.vocabulary)
+        between(0, 1, hard=self.hard)
 
     def features(self, teacher: Teacher) -> tuple[int, int, int]:
         """A low, a middle and a high layer, as for EAGLE-3."""

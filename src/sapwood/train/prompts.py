@@ -137,7 +137,8 @@ def lines(path: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
     except OSError as error:
         raise SapwoodError(f"the prompts file {path} cannot be read ({error.strerror}); check the path") from error
     except UnicodeDecodeError as error:
-        raise SapwoodError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+        number = error.object[: error.start].count(b"\n") + 1
+        raise SapwoodError(f"line {number} of {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     rows = [(number, row) for number, row in enumerate(said.split("\n"), 1) if row.strip()]
     if not rows:
         raise SapwoodError(f"{path} holds no prompts; give one JSON object per line, each with a `prompt`")

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from sapwood.arrays import IntArray
 from sapwood.heads.recurrent import Recurrent, RecurrentConfig
+from sapwood.part import at_least, between
 from sapwood.train.batches import Batch
 from sapwood.train.course import Lesson
 from sapwood.train.lessons import compare, lend, level
@@ -31,6 +32,10 @@ class RecurrentCourse:
     matrix_rate: float = 8e-3
 
     kind: ClassVar[str] = "recurrent"
+
+    def __post_init__(self) -> None:
+        at_least(1, unroll=self.unroll, vocabulary=self.vocabulary, blocks=self.blocks)
+        between(0, 1, hard=self.hard)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
         """Nothing but the final states, which every batch has."""

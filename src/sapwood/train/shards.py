@@ -17,7 +17,7 @@ from sapwood.errors import SapwoodError
 from sapwood.part import at_least, between
 from sapwood.rng import path_key, uniforms
 from sapwood.train.board import Ask
-from sapwood.train.generate import Generator
+from sapwood.train.generate import Generator, nothing
 from sapwood.train.prompts import Draws, Frame, Prompt, choose, circles, derive, finished, library
 
 ORDER, TURN, DERIVED, ANSWER, MIX = range(5)  # uses of noise
@@ -30,7 +30,7 @@ TEXTS = 512  # earlier answers that passages are made of
 class DataSettings:
     """What training data is made of."""
 
-    size: int | None = None  # prompts of a shard; None: 8192 on a GPU, 64 elsewhere
+    size: int | None = None  # prompts of a shard; None: 8192 on a GPU, 32 elsewhere
     own: float = 0.4  # share of the user's prompts, where there are any
     derived: float = 0.2  # share of tasks about passages; the rest is written by the target
     opened: float = 0.5  # share of written turns that begin with an opening
@@ -50,6 +50,10 @@ class DataSettings:
         at_least(2 * LEAST, longest=self.longest)
         if not self.warm or min(self.warm) <= 0:
             raise SapwoodError(f"warm={self.warm} must hold at least one temperature, each above 0")
+
+    def most(self, context: int) -> int:
+        """Most tokens of a prompt for a model of this context."""
+        return min(self.limit, min(self.longest, context) - LEAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,19 @@ class Writer:
     @property
     def most(self) -> int:
         """Most tokens of a prompt."""
-        return min(self.settings.limit, self.longest - LEAST)
+        return self.settings.most(self.context)
 
-    def shard(self, index: int, earlier: Sequence[str], tick: Callable[[int], None]) -> list[Chat]:
-        """The shard of this number; `earlier` are answers of the one before, `tick` hears of tokens answered."""
+    def shard(
+        self, index: int, earlier: Sequence[str], tick: Callable[[int], None], asking: Callable[[int], None] = nothing
+    ) -> list[Chat]:
+        """The shard of this number; `earlier` are answers of the one before.
+
+        `tick` hears of tokens answered, `asking` of tokens of turns before.
+        """
         settings = self.settings
         own = self._own(index, round(self.size * settings.own) if self.prompts else 0)
         derived = round(self.size * settings.derived)
-        turns = self._written(index, self.size - len(own) - derived)
+        turns = self._written(index, self.size - len(own) - derived, asking)
         self.seen.update(digest(prompt.tokens) for prompt, _ in own)
         asked = own + [(prompt, 0) for prompt in self._fresh(self.frame.prompts(turns))]
         tasks = self._derived(index, derived, earlier, turns)
@@ -119,7 +128,7 @@ class Writer:
     def _order(self, visit: int) -> IntArray:
         return np.argsort(uniforms(path_key([self.seed, ORDER, visit]), len(self.prompts)))
 
-    def _written(self, index: int, count: int) -> list[str]:
+    def _written(self, index: int, count: int, tick: Callable[[int], None]) -> list[str]:
         """User's turns that the target writes by itself."""
         if count <= 0:
             return []
@@ -133,7 +142,7 @@ class Writer:
             room = self.most - len(head) - len(first)
             asks.append(Ask([*head, *first], max(1, min(most, room)), 1.0, path_key([self.seed, TURN, index, row, 1])))
         ends, kept = self.frame.ends, []
-        for ask, said in zip(asks, self.generator.run(asks, ends), strict=True):
+        for ask, said in zip(asks, self.generator.run(asks, ends, tick), strict=True):
             ended = said[-1] in ends
             turn = [*ask.tokens[len(head) :], *(said[:-1] if ended else said)]
             words = "" if circles(turn) or len(said) <= ended else finished(text.decode(turn), ended)
