@@ -233,7 +233,7 @@ def test_what_needs_a_tokenizer_says_so() -> None:
 # ---------------------------------------------------------------------------------------- recipes
 def test_names_spellings_and_overrides() -> None:
     assert str(resolve("pld")) == "ngram + chain + match + fixed(nodes=10, depth=10, width=1)"
-    assert str(resolve("auto", estimator="raw")).endswith("best(estimator=raw) + match + goodput")
+    assert str(resolve("auto", estimator="raw")).endswith("best(stride=8, estimator=raw) + match + goodput(width=6)")
     made = resolve("suffix + best + match", controller="fixed")
     assert str(resolve(made, drafter="ngram", estimator="raw")) == "ngram + best(estimator=raw) + match + fixed"
     assert isinstance(made, Recipe)

@@ -211,7 +211,7 @@ def test_all_is_every_named_recipe_and_forgives() -> None:
 
 def test_one_node_budget_for_all() -> None:
     even: Any = evened("auto", 24)
-    assert even.controller == Fixed(nodes=24, depth=16, width=4)
+    assert even.controller == Fixed(nodes=24, depth=16, width=6)
     assert even.drafter == resolve("auto").drafter
     assert evened(PLAIN, 24) == PLAIN
     assert evened("auto", None) == "auto"

@@ -325,6 +325,7 @@ def test_a_broken_correction_is_not_used_and_forgotten(broken: float) -> None:
     correction = correction_of(engine)
     correction.steps.fill_(broken)
     correction.states.fill_(1.0)
+    correction.record = 1.0
     assert trees(decode(engine, prompt, 1)) == wanted  # the head's own
     decode(engine, prompt)
     assert bool(correction.steps.isfinite().all())

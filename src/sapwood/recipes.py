@@ -25,7 +25,7 @@ class NamedRecipe:
 RECIPES: dict[str, NamedRecipe] = {
     entry.name: entry
     for entry in (
-        NamedRecipe("auto", "sapwood", "", "merge + best + match + goodput"),
+        NamedRecipe("auto", "sapwood", "", "merge + best(stride=8) + match + goodput(width=6)"),
         NamedRecipe("plain", "plain decoding", "", "ngram + chain + match + fixed(nodes=0)"),
         NamedRecipe("pld", "Prompt Lookup Decoding", "", "ngram + chain + match + fixed(nodes=10, depth=10, width=1)"),
         NamedRecipe(
