@@ -460,7 +460,6 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(course: Any, tmp_path
     ("course", "words"),
     [
         (EarlyExitCourse(layer=2), "after 2 layers needs a model of more layers than that; this has 2"),
-        (ParallelCourse(depth=0), "a parallel head of depth 0 drafts nothing"),
         (DraftModelCourse(width=64), "of width 64 with 3 heads cannot begin from a target of width 32"),
         (DraftModelCourse(width=18, heads=2), "of width 18 with 2 heads"),
         (replace(STUDENT, first="nowhere"), "'nowhere' has no config.json"),
@@ -470,6 +469,11 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(course: Any, tmp_path
 def test_what_cannot_be_built_is_refused_in_one_sentence(course: Any, words: str) -> None:
     with pytest.raises(SapwoodError, match=words):
         course.build(teacher(), corpus().counts(61))
+
+
+def test_a_course_that_teaches_nothing_is_refused_at_once() -> None:
+    with pytest.raises(SapwoodError, match="depth=0 must be at least 1"):
+        ParallelCourse(depth=0)
 
 
 def test_a_model_without_plain_layers_has_no_exits() -> None:
