@@ -1,0 +1,47 @@
+"""What runs the rows of a pass: the seam between sessions and a model's arithmetic."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from sapwood.arrays import IntArray
+from sapwood.backends.torch.cache import Layout, Span
+from sapwood.backends.torch.mask import Block
+
+Kept = dict[int, Tensor]  # layer -> its input, [rows, width]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a pass, session by session."""
+
+    tokens: IntArray
+    blocks: Sequence[Block]  # what they see
+    spans: Sequence[Span]  # where their keys and values go
+
+    @property
+    def positions(self) -> IntArray:
+        """Place of each row in its text."""
+        return np.concatenate([block.length + block.depths[block.since :] for block in self.blocks])
+
+
+class Network(Protocol):
+    """A model's layers, with keys and values in slots that sessions own."""
+
+    precision: str  # name of the number format, as people ask for it
+
+    @property
+    def layout(self) -> Layout:
+        """What a session's slots hold."""
+
+    def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run a pass without the output head; what the head would read, [rows, width], and the inputs of layers."""
+
+    def speak(self, states: Tensor) -> Tensor:
+        """Logits of such states, the same best tokens as `score` gives; [rows, vocab]."""
+
+    def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run a pass; logits [rows, vocab] and the inputs of watched layers."""
