@@ -1,5 +1,7 @@
 """The description of Llama-like models: run in float64 with plain operations, it says what transformers says."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -26,7 +28,7 @@ def logits(net: Llama, tokens: torch.Tensor) -> torch.Tensor:
         bias = None if layer.qkv_bias is None else layer.qkv_bias.double()
         y = F.linear(F.rms_norm(x, x.shape[-1:], layer.norm.double(), net.eps), layer.qkv.double(), bias)
         heads = y.view(len(tokens), -1, net.head_width).transpose(0, 1)
-        q, k, v = heads.split([net.heads, net.kv_heads, net.kv_heads])
+        q, k, v = torch.split(heads, [net.heads, net.kv_heads, net.kv_heads])
         if layer.query_norm is not None and layer.key_norm is not None:
             q = F.rms_norm(q, q.shape[-1:], layer.query_norm.double(), net.eps)
             k = F.rms_norm(k, k.shape[-1:], layer.key_norm.double(), net.eps)
@@ -69,7 +71,7 @@ def test_the_description_says_what_the_model_says(name: str) -> None:
     ],
 )
 @torch.inference_mode()
-def test_scaled_rotations_are_described(rope: dict[str, object]) -> None:
+def test_scaled_rotations_are_described(rope: dict[str, Any]) -> None:
     model = tiny.make("llama", rope_parameters=rope)
     net = describe(model)
     assert net is not None
@@ -93,5 +95,5 @@ def test_what_is_not_like_a_llama_is_not_described(name: str) -> None:
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
     ],
 )
-def test_an_option_that_the_fast_paths_lack_is_not_described(option: dict[str, object]) -> None:
+def test_an_option_that_the_fast_paths_lack_is_not_described(option: dict[str, Any]) -> None:
     assert describe(tiny.make("llama", **option)) is None

@@ -88,7 +88,7 @@ def configured(path: Path, **config: Any) -> str:
 def test_a_local_folder(folder: Path) -> None:
     backend, found = load(str(folder), device="cpu")
     assert found == folder
-    assert backend.info.dtype == "float32"
+    assert backend.info.dtype == "int8"
     assert backend.info.threads == torch.get_num_threads()
     waist.tree_equals_paths(backend, np.random.default_rng(0), 1e-4)
     assert load(str(folder), device="cpu", dtype="bfloat16")[0].info.dtype == "bfloat16"
@@ -220,7 +220,7 @@ def test_missing_tensors(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "int3"}, "dtype 'int3' is not known; use float32, float16, bfloat16 or auto"),
+        ({"dtype": "int3"}, "dtype 'int3' is not known; use float32, float16, bfloat16, int8 or auto"),
         ({"device": "abacus"}, "device 'abacus' cannot be used here"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
         ({"device": "meta"}, "device 'meta' cannot be used here"),

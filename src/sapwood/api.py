@@ -3,11 +3,11 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 from sapwood.completion import Completion, Step, collect
 from sapwood.engine import Engine
+from sapwood.loading import load
 from sapwood.output import steps
 from sapwood.profile import Profile
 from sapwood.protocols import Backend
@@ -29,8 +29,9 @@ class LLM:
         model: str | Backend = "smollm2",  # built in; a Hub id, a local folder, a .gguf file; or a backend
         recipe: str | Recipe = "auto",  # a name, a spelling, or a recipe
         *,
+        backend: str | None = None,  # None: torch; llamacpp runs a GGUF file as it is
         device: str | None = None,  # None: a GPU where there is one
-        dtype: str | None = None,  # None: float16 on a GPU, float32 on a CPU
+        dtype: str | None = None,  # None: float16 on a GPU; int8 on a CPU where the model can, else float32
         threads: int | None = None,
         progress: Callable[[str], None] | None = None,  # told what takes long
         drafter: str | None = None,  # these five replace single parts of the recipe
@@ -43,23 +44,16 @@ class LLM:
         parts = {"drafter": drafter, "policy": policy, "verifier": verifier, "controller": controller}
         made = resolve(recipe, estimator=estimator, **parts)  # before anything slow: a misspelling fails at once
         self.progress = progress or silent
-        self._device, self._dtype, self._threads = device, dtype, threads
-        if isinstance(model, str):
-            self.target, folder = self._load(model)
-            self.text: Text | None = Text.load(folder)
-        else:
-            self.target, self.text = model, text
+        self._backend, self._device, self._dtype, self._threads = backend, device, dtype, threads
+        self.target: Backend
+        self.text: Text | None
+        self.target, self.text = self._load(model) if isinstance(model, str) else (model, text)
         self.profile = Profile.open(self.target.info)
         self._build(made)
 
-    def _load(self, model: str) -> tuple[Backend, Path]:
-        from sapwood.backends.torch.find import check
-
-        check(model, self._dtype, self._threads)  # before torch, which takes seconds to start
-        self.progress("starting torch")
-        from sapwood.backends.torch.load import load
-
-        return load(model, device=self._device, dtype=self._dtype, threads=self._threads, progress=self.progress)
+    def _load(self, model: str) -> tuple[Backend, Text]:
+        place = {"device": self._device, "dtype": self._dtype}
+        return load(model, self._backend, **place, threads=self._threads, progress=self.progress)
 
     def _build(self, recipe: Recipe) -> None:
         self.engine = Engine(self.target, recipe, self.profile.curve, lambda name: self._load(name)[0])

@@ -33,8 +33,11 @@ PresencePenalty = Annotated[float | None, typer.Option("--presence-penalty", hel
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of the sampling. [default: 0]")]
 
+BackendName = Annotated[
+    str | None, typer.Option("--backend", help="torch, or llamacpp for a .gguf file as it is. [default: torch]")
+]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ... [default: a GPU where there is one]")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, float16 or bfloat16. [default: by device]")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="int8, float32, float16 or bfloat16. [default: by device]")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a record as the last line.")]
@@ -75,6 +78,7 @@ class Choice:
     estimator: str | None = None
     verifier: str | None = None
     controller: str | None = None
+    backend: str | None = None
     device: str | None = None
     dtype: str | None = None
     threads: int | None = None

@@ -1,5 +1,6 @@
 """From a model's name to a backend: built-in, Hub id, local folder or GGUF file."""
 
+import importlib.util
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from sapwood.backends.torch.attention import register
 from sapwood.backends.torch.find import AUTO, check, find_folder
 from sapwood.backends.torch.gguf import Progress
 from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.network import Network
 from sapwood.backends.torch.support import check_tree, fused, model_class
 from sapwood.errors import SapwoodError
 from sapwood.paths import cache_folder
@@ -25,22 +27,41 @@ def load(
     model: str,
     *,
     device: str | None = None,  # None or "auto": cuda where there is one, else cpu
-    dtype: str | None = None,  # None or "auto": float16 on cuda, float32 elsewhere
+    dtype: str | None = None,  # None or "auto": float16 on cuda; elsewhere int8 where the model can, or float32
     threads: int | None = None,  # CPU threads; None leaves torch's choice
     progress: Progress = silent,
 ) -> tuple[TorchBackend, Path]:
     """A backend for this model, and the folder that holds its tokenizer."""
     check(model, dtype, threads)
     place = find_device(device)
-    precision = find_dtype(dtype, place)
     if threads is not None:
         torch.set_num_threads(threads)
     with quiet():
         folder = find_folder(model, progress)
         progress(f"loading {model}")
-        backend = TorchBackend(read_model(folder, model, place, precision), model)
+        backend = build(read_model(folder, model, place, find_dtype(dtype, place)), model, dtype, progress)
         check_tree(backend)
     return backend, folder
+
+
+def build(model: Any, name: str, dtype: str | None, progress: Progress) -> TorchBackend:
+    """A backend for this model, by the fastest network that runs it in the number format asked for."""
+    if model.device.type != "cpu" or dtype not in (*AUTO, "int8"):
+        return TorchBackend(model, name)
+    network = packed(model, progress)
+    if network is None and dtype == "int8":
+        raise SapwoodError(f"model {name!r} cannot be run in int8 here; use float32, or a Llama-like model with numba")
+    return TorchBackend(model, name, network)
+
+
+def packed(model: Any, progress: Progress) -> Network | None:
+    """The model in packed weights, where that can be had."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    from sapwood.backends.torch.packed import pack
+
+    progress("packing the weights")
+    return pack(model)
 
 
 def find_device(name: str | None) -> torch.device:
@@ -56,8 +77,10 @@ def find_device(name: str | None) -> torch.device:
 
 
 def find_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The number format of this name; by default the one that loses nothing that matters."""
-    if name in AUTO:
+    """The number format that weights are read in; on a CPU they may be packed afterwards."""
+    if name == "int8" and device.type != "cpu":
+        raise SapwoodError(f"dtype 'int8' runs on a CPU only; on {device} use float16, bfloat16 or float32")
+    if name in (*AUTO, "int8"):
         return torch.float16 if device.type == "cuda" else torch.float32
     found: torch.dtype = getattr(torch, str(name))
     return found

@@ -1,0 +1,138 @@
+"""A Llama-like model in packed eight-bit layers, as a network of the torch backend.
+
+A layer is four packed products and a few compiled passes between them. A row's logits are the same
+bits in every pass that holds it, so that speculation changes nothing, not even a rounding.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sapwood.arrays import IntArray
+from sapwood.backends.torch.cache import Layout, Plane
+from sapwood.backends.torch.llama import Layer, Llama
+from sapwood.backends.torch.network import Kept, Rows
+from sapwood.backends.torch.packed import attention, kernels
+from sapwood.backends.torch.packed.linear import Fine, Linear
+from sapwood.backends.torch.packed.pieces import Floats, Piece, pair, pieces
+
+LONGEST = 32_768  # tokens of context up to which the weights of attention add up exactly
+NONE = np.empty(0, np.float32)
+
+
+class PackedLayer:
+    """One layer, ready to run."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.norm, self.mlp_norm = floats(layer.norm), floats(layer.mlp_norm)
+        self.bias = NONE if layer.qkv_bias is None else floats(layer.qkv_bias)
+        norms = (layer.query_norm, layer.key_norm)
+        self.norms = np.stack([NONE if norm is None else floats(norm) for norm in norms])
+        # the inputs of these two have channels far louder than the rest: one grid for all of a row is too coarse
+        self.qkv, self.down = Fine(layer.qkv), Fine(layer.down)
+        self.out, self.gate_up = Linear(layer.out), Linear(layer.gate_up)
+        self.window = layer.window
+
+
+def floats(tensor: Tensor) -> Floats:
+    """A float32 copy for compiled code."""
+    found: Floats = tensor.detach().float().contiguous().numpy().copy()
+    return found
+
+
+class Packed:
+    """The whole model."""
+
+    precision = "int8"
+
+    def __init__(self, net: Llama) -> None:
+        self.net = net
+        self.layers = [PackedLayer(layer) for layer in net.layers]
+        self.norm, self.head = floats(net.norm), Linear(net.head)
+        self.levels = attention.levels(net.head_width)
+        self.eps, self.scale = np.float32(net.eps), np.float32(net.scale)
+        self.rates = net.rates.double().numpy()
+        self.windows = {layer.window for layer in net.layers}
+        self.layout = layout_of(net)
+
+    # -------------------------------------------------------------------------------------- the seam
+    def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run the layers."""
+        x, kept = self._layers(rows, watched)
+        states = torch.empty_like(x)
+        kernels.finish(x.numpy(), self.norm, self.eps, states.numpy())
+        if len(self.layers) in watched:
+            kept[len(self.layers)] = states
+        return states, kept
+
+    def speak(self, states: Tensor) -> Tensor:
+        """Logits by the packed output head."""
+        exact = states.float().contiguous()
+        rows, scales = torch.empty_like(exact), torch.empty(len(exact), 1)
+        kernels.present(exact.numpy(), rows.numpy(), scales.numpy()[:, 0])
+        return self.head(rows).mul_(scales)
+
+    def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run the layers and the output head."""
+        states, kept = self.read(rows, watched)
+        return self.speak(states), kept
+
+    # -------------------------------------------------------------------------------------- a pass
+    def _layers(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """The residual stream after the last layer, [rows, width], and the inputs of watched ones."""
+        net, count, kept = self.net, len(rows.tokens), Kept()
+        x = torch.nn.functional.embedding(torch.from_numpy(rows.tokens), net.embedding).float()
+        entered, entered_array = pair(count, net.width)
+        read, read_array = pair(count, net.heads * net.head_width)
+        gated, gated_array = pair(count, net.inner)
+        stream, scales = x.numpy(), np.empty(count, np.float32)
+        bits = np.empty(net.inner, np.int32)
+        powers, turns = bits.view(np.float32), self._turns(rows.positions)
+        crowd = list(pieces(net, rows, self.windows))
+        for index, layer in enumerate(self.layers):
+            if index in watched:
+                kept[index] = x.clone()
+            kernels.enter(stream, layer.norm, self.eps, entered_array, scales)
+            self._attend(index, layer, layer.qkv(entered).numpy(), scales, turns, crowd, read_array)
+            y = layer.out(read).numpy()
+            kernels.add_enter(stream, y, scales, layer.mlp_norm, self.eps, entered_array, scales)
+            kernels.gate(layer.gate_up(entered).numpy(), scales, gated_array, scales, bits, powers)
+            kernels.add(stream, layer.down(gated).numpy(), scales)
+        return x, kept
+
+    def _attend(
+        self,
+        index: int,
+        layer: PackedLayer,
+        y: Floats,  # [rows, queries, keys and values]
+        scales: Floats,  # [rows] of y, in; of what the rows read, out
+        turns: tuple[Floats, Floats],
+        crowd: Sequence[Piece],
+        out: Floats,
+    ) -> None:
+        """What the rows read, [rows, heads * width]."""
+        for piece in crowd:
+            rows = piece.rows
+            attention.spread(
+                y[rows], scales[rows], layer.bias, layer.norms, self.eps, turns[0][rows], turns[1][rows],
+                piece.slot, piece.query_array, piece.steps, self.scale, piece.plane_array[2 * index : 2 * index + 2],
+                piece.size_array[2 * index : 2 * index + 2], self.levels,
+            )  # fmt: skip
+            piece.weigh(index, layer.window)
+            attention.collect(piece.sum_array, piece.results, out[rows], scales[rows])
+
+    def _turns(self, positions: IntArray) -> tuple[Floats, Floats]:
+        """Cosines and sines of each row's position, [rows, head width / 2]."""
+        angles, amplitude = positions[:, None] * self.rates, self.net.amplitude
+        return (np.cos(angles) * amplitude).astype(np.float32), (np.sin(angles) * amplitude).astype(np.float32)
+
+
+def layout_of(net: Llama) -> Layout:
+    """Keys and values in whole numbers, and in a second buffer the sizes of their steps."""
+    cpu, count = torch.device("cpu"), len(net.layers)
+    shapes = [Plane(net.kv_heads, width, torch.float32, cpu) for width in (net.head_width, 1)]
+    keys = {layer: (0, 2 * layer) for layer in range(count)}
+    values = {layer: (0, 2 * layer + 1) for layer in range(count)}
+    return Layout(shapes, [2 * count, 2 * count], keys, values)

@@ -1,0 +1,174 @@
+"""Packed eight-bit models: the waist's contract, and the same bits for a row whatever else is in the pass."""
+
+import numpy as np
+import pytest
+import torch
+
+from sapwood.backends.torch.llama import describe
+from sapwood.backends.torch.load import build
+from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.packed import attention, kernels, pack, pieces
+from sapwood.backends.torch.packed.linear import Fine, Linear
+from sapwood.backends.torch.packed.smooth import even_out, listen
+from sapwood.errors import SapwoodError
+from sapwood.protocols import Work
+from sapwood.testing import check_backend
+from sapwood.tree import Tree
+from tests import tiny
+from tests.test_llama import logits
+
+LIKE = ["llama", "mistral", "qwen2", "qwen2-mixed", "qwen3"]
+TEXT = list(range(3, 20))
+
+
+def packed(name: str) -> TorchBackend:
+    """A tiny model in packed form."""
+    return build(tiny.make(name), name, "int8", lambda _: None)
+
+
+def random_tree(nodes: int, seed: int = 0) -> Tree:
+    """A tree of any shape."""
+    rng, tree = np.random.default_rng(seed), Tree(5)
+    while len(tree) < nodes:
+        tree.add(int(rng.integers(len(tree))), int(rng.integers(1, 60)), 0.5)
+    return tree
+
+
+def rows_of(backend: TorchBackend, tree: Tree) -> np.ndarray:
+    """The logits of every node after the text, [nodes, vocab]."""
+    [scores] = backend.score([Work(backend.open(TEXT), tree)])
+    return np.stack([scores.logits(node) for node in range(len(tree))])
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_the_contract_of_the_waist(name: str) -> None:
+    check_backend(packed(name))
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_a_row_has_the_same_bits_alone_in_a_tree_and_beside_other_sessions(name: str) -> None:
+    backend, tree = packed(name), random_tree(24)
+    together = rows_of(backend, tree)
+    for node in range(len(tree)):
+        session = backend.open(TEXT)
+        for token in tree.spell(node):
+            [alone] = backend.score([Work(session, Tree(token))])
+            session.commit([0])
+        assert np.array_equal(alone.logits(0), together[node])
+    other = Work(backend.open(TEXT[:4]), random_tree(7, seed=1))
+    [_, beside] = backend.score([other, Work(backend.open(TEXT), tree)])
+    assert np.array_equal(np.stack([beside.logits(node) for node in range(len(tree))]), together)
+
+
+def test_a_text_read_in_pieces_leaves_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tree = packed("qwen2-mixed"), random_tree(9)
+    whole = rows_of(backend, tree)
+    monkeypatch.setattr(pieces, "TOGETHER", 4)
+    assert np.array_equal(rows_of(backend, tree), whole)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30])
+def test_compiled_products_and_the_matrix_library_agree_to_the_bit(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tree = packed("llama"), random_tree(9)
+    before = rows_of(backend, tree)
+    monkeypatch.setattr(pieces, "FEW", few)
+    assert np.array_equal(rows_of(backend, tree), before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_do_not_change_a_bit(threads: int) -> None:
+    backend, tree = packed("llama"), random_tree(33)
+    before, had = rows_of(backend, tree), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert np.array_equal(rows_of(backend, tree), before)
+    finally:
+        torch.set_num_threads(had)
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_eight_bits_stay_close_to_the_reference(name: str) -> None:
+    tree = random_tree(24)
+    exact, rounded = rows_of(tiny.backend(name), tree), rows_of(packed(name), tree)
+    assert np.corrcoef(exact.ravel(), rounded.ravel())[0, 1] > 0.995
+
+
+@pytest.mark.parametrize("name", LIKE)
+@torch.inference_mode()
+def test_even_channels_change_nothing_but_the_rounding(name: str) -> None:
+    model = tiny.make(name)
+    net, tokens = describe(model), torch.arange(1, 13)
+    assert net is not None
+    evened = even_out(net, listen(model))
+    assert not torch.equal(evened.layers[0].gate_up, net.layers[0].gate_up)
+    torch.testing.assert_close(logits(evened, tokens), logits(net, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_packed() -> None:
+    assert pack(tiny.make("gpt2")) is None
+    with pytest.raises(SapwoodError, match="cannot be run in int8"):
+        build(tiny.make("gpt2"), "gpt2", "int8", lambda _: None)
+    assert build(tiny.make("gpt2"), "gpt2", None, lambda _: None).info.dtype == "float32"
+
+
+# -------------------------------------------------------------------------------------- the pieces
+def test_the_exponential() -> None:
+    x = -np.geomspace(1e-6, 80, 1001).astype(np.float32)
+    bits = np.empty(len(x), np.int32)
+    y = x.copy()
+    kernels.exponentiate(y, bits, bits.view(np.float32))
+    np.testing.assert_allclose(y, np.exp(x.astype(float)), rtol=1e-5)
+
+
+def test_a_packed_product_of_whole_numbers_is_exact() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-127, 128, (40, 33)).astype(np.float32)
+    weight[:, 0] = 127  # so that a step is one
+    rows = rng.integers(-127, 128, (5, 33)).astype(np.float32)
+    made = Linear(torch.from_numpy(weight))(torch.from_numpy(rows / 127))
+    np.testing.assert_allclose(made.numpy() * 127, rows @ weight.T, rtol=1e-6)
+
+
+def test_a_row_in_two_parts_is_nearly_exact() -> None:
+    torch.manual_seed(0)
+    weight, rows = torch.randint(-127, 128, (40, 33)).float(), torch.rand(5, 33) * 2 - 1
+    weight[:, 0] = 127
+    want = rows @ weight.t()
+    coarse, fine = Linear(weight)(rows), Fine(weight)(rows)
+    assert (fine - want).abs().max() < (coarse - want).abs().max() / 50
+
+
+def test_products_and_weights_of_attention_stay_exact_in_float32() -> None:
+    for width in (8, 64, 80, 128, 256):
+        most = attention.levels(width)
+        assert most**2 * width < kernels.EXACT
+    assert (kernels.EXACT // kernels.VALUE_LEVELS - 1) * kernels.VALUE_LEVELS < kernels.EXACT
+
+
+def test_attention_against_a_slow_reference() -> None:
+    rng = np.random.default_rng(0)
+    width, keys, length = 16, 12, 9
+    q, k, v = (rng.normal(size=(rows, width)).astype(np.float32) for rows in (2, keys, keys))
+    seen = np.array([[True, False, True], [True, True, False]])
+    most = attention.levels(width)
+    whole = np.empty((3, keys, width), np.float32)
+    steps, sizes = np.empty((1, 2), np.float32), np.empty((2, 1, keys, 1), np.float32)
+    for r in range(2):
+        steps[0, r] = attention.whole(q[r], most, whole[0, r]) * np.float32(0.25)
+    for j in range(keys):
+        sizes[0, 0, j, 0] = attention.whole(k[j], most, whole[1, j])
+        sizes[1, 0, j, 0] = attention.whole(v[j], kernels.VALUE_LEVELS, whole[2, j])
+    products, sums, results = (
+        np.empty((1, 2, keys), np.float32),
+        np.empty((1, 2, width), np.float32),
+        np.empty((1, 2), np.float32),
+    )
+    attention.multiply(whole[:1, :2], whole[1:2], products)
+    bits = np.empty(keys, np.int32)
+    attention.weigh(products, steps, sizes, length, np.array([0, 3]), seen, results, bits, bits.view(np.float32))
+    attention.gather(products, whole[2:], sums)
+    scores = (q @ k.T).astype(float) * 0.25
+    scores[0, length:][~seen[0]] = scores[1, length:][~seen[1]] = scores[1, :3] = -np.inf
+    law = np.exp(scores - scores.max(1, keepdims=True))
+    want = law / law.sum(1, keepdims=True) @ v
+    np.testing.assert_allclose(sums[0] * results[0][:, None], want, atol=8e-3)
