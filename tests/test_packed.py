@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.load import build
 from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.packed import attention, kernels, pack, pieces
 from sapwood.backends.torch.packed.linear import Fine, Linear
+from sapwood.backends.torch.packed.modules import PackedLinear, pack_linears
 from sapwood.backends.torch.packed.smooth import even_out, listen
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Work
@@ -136,6 +138,16 @@ def test_a_row_in_two_parts_is_nearly_exact() -> None:
     want = rows @ weight.t()
     coarse, fine = Linear(weight)(rows), Fine(weight)(rows)
     assert (fine - want).abs().max() < (coarse - want).abs().max() / 50
+
+
+def test_a_packed_head_drafts_nearly_the_same() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(300, 400), nn.SiLU(), nn.Linear(400, 300, bias=False), nn.Linear(300, 8))
+    lean, x = pack_linears(net), torch.randn(7, 3, 300)
+    assert isinstance(lean, nn.Sequential)
+    assert [type(part) for part in lean] == [PackedLinear, nn.SiLU, PackedLinear, nn.Linear]  # the last is too small
+    want = net(x)
+    assert (lean(x) - want).abs().max() < 0.05 * want.std()
 
 
 def test_products_and_weights_of_attention_stay_exact_in_float32() -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sapwood.heads.layers import Attention, GatedMLP, Norm, Shape, linear, speak
+from sapwood.heads.layers import Attention, GatedMLP, Norm, Shape, linear, voice
 
 FEATURES = 3  # layers of the target that are fused: low, middle, high
 
@@ -91,4 +91,4 @@ class Eagle3(nn.Module):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits over the draft vocabulary."""
-        return speak(self.norm(outputs), self.lm_head.weight)
+        return voice(self.lm_head, self.norm(outputs))

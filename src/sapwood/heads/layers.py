@@ -44,6 +44,14 @@ def speak(states: Tensor, rows: Tensor) -> Tensor:
     return F.linear(states, rows)
 
 
+def voice(head: nn.Module, states: Tensor) -> Tensor:
+    """Logits of states by an output head, as they are or packed."""
+    if isinstance(head, nn.Linear):
+        return speak(states, head.weight)
+    logits: Tensor = head(states)
+    return logits
+
+
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary position embedding of x [..., heads, rows, width] at positions [..., rows]."""
     half = x.shape[-1] // 2

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Layout, Span
@@ -45,3 +45,6 @@ class Network(Protocol):
 
     def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run a pass; logits [rows, vocab] and the inputs of watched layers."""
+
+    def adopt(self, net: nn.Module) -> nn.Module:
+        """A trained head in the number format of this network, on its device."""

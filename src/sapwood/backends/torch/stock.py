@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sapwood.backends.torch.cache import PassCache
 from sapwood.backends.torch.mask import WHOLE, Block, build
@@ -40,6 +40,10 @@ class Stock:
         """Run the whole model."""
         out = self._forward(self.model, rows, watched)
         return out.logits[0], kept(out, watched)
+
+    def adopt(self, net: nn.Module) -> nn.Module:
+        """The head itself: it was read in the model's number format."""
+        return net
 
     def _forward(self, module: Any, rows: Rows, watched: Collection[int]) -> Any:
         inputs = torch.from_numpy(np.stack((rows.tokens, rows.positions))).to(self.device)  # one transfer

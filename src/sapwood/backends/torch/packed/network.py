@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Layout, Plane
@@ -16,6 +16,7 @@ from sapwood.backends.torch.llama import Layer, Llama
 from sapwood.backends.torch.network import Kept, Rows
 from sapwood.backends.torch.packed import attention, kernels
 from sapwood.backends.torch.packed.linear import Fine, Linear
+from sapwood.backends.torch.packed.modules import pack_linears
 from sapwood.backends.torch.packed.pieces import Floats, Piece, pair, pieces
 
 LONGEST = 32_768  # tokens of context up to which the weights of attention add up exactly
@@ -78,6 +79,10 @@ class Packed:
         """Run the layers and the output head."""
         states, kept = self.read(rows, watched)
         return self.speak(states), kept
+
+    def adopt(self, net: nn.Module) -> nn.Module:
+        """The head with its linear layers packed."""
+        return pack_linears(net)
 
     # -------------------------------------------------------------------------------------- a pass
     def _layers(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:

@@ -21,7 +21,7 @@ QUIET = 1e-4  # least loudness, of the loudest channel
 
 @torch.inference_mode()
 def listen(model: Any) -> list[Tensor]:
-    """How loud each channel of every MLP's input is, [width]; random tokens will do, loud channels are loud in any text."""
+    """How loud each channel of every MLP's input is, [width]; loud channels are loud in any text, random ones too."""
     noise = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.config.get_text_config().vocab_size, (1, TOKENS), generator=noise)
     heard: list[Tensor] = []
