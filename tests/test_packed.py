@@ -9,10 +9,13 @@ from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.load import build
 from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.packed import attention, kernels, pack, pieces
+from sapwood.backends.torch.packed.eagle3 import PackedEagle3
 from sapwood.backends.torch.packed.linear import Fine, Linear
 from sapwood.backends.torch.packed.modules import PackedLinear, pack_linears
 from sapwood.backends.torch.packed.smooth import even_out, listen
 from sapwood.errors import SapwoodError
+from sapwood.heads.eagle3 import Eagle3, Eagle3Config
+from sapwood.heads.layers import Shape
 from sapwood.protocols import Work
 from sapwood.testing import check_backend
 from sapwood.tree import Tree
@@ -148,6 +151,23 @@ def test_a_packed_head_drafts_nearly_the_same() -> None:
     assert [type(part) for part in lean] == [PackedLinear, nn.SiLU, PackedLinear, nn.Linear]  # the last is too small
     want = net(x)
     assert (lean(x) - want).abs().max() < 0.05 * want.std()
+
+
+@torch.inference_mode()
+def test_the_packed_eagle3_head_says_nearly_what_the_head_says() -> None:
+    torch.manual_seed(0)
+    shape = Shape(width=64, heads=4, kv_heads=2, head_width=16, inner=96)
+    net = Eagle3(Eagle3Config(shape, target_width=48, vocab=300, draft_vocab=200, features=(0, 1, 2)))
+    lean = PackedEagle3(net)
+    features, embeds = torch.randn(7, 3 * 48), torch.randn(1, 7, 64)
+    positions, mask = torch.arange(5, 12)[None], torch.ones(7, 7).tril().bool()
+    found = []
+    for head in (net, lean):
+        states = head.begin(features)[None]
+        query, key, value = head.midlayer.project(embeds, states, positions)
+        read = head.midlayer.self_attn.attend(query, key, value, mask)
+        found.append(head.logits(head.midlayer.finish(states, read)[0]))
+    assert (found[0] - found[1]).abs().max() < 0.1 * found[0].std()
 
 
 def test_products_and_weights_of_attention_stay_exact_in_float32() -> None:

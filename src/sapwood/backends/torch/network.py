@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -46,5 +46,5 @@ class Network(Protocol):
     def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run a pass; logits [rows, vocab] and the inputs of watched layers."""
 
-    def adopt(self, net: nn.Module) -> nn.Module:
+    def adopt(self, net: nn.Module) -> Any:
         """A trained head in the number format of this network, on its device."""

@@ -5,6 +5,7 @@ bits in every pass that holds it, so that speculation changes nothing, not even 
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from sapwood.backends.torch.cache import Layout, Plane
 from sapwood.backends.torch.llama import Layer, Llama
 from sapwood.backends.torch.network import Kept, Rows
 from sapwood.backends.torch.packed import attention, kernels
+from sapwood.backends.torch.packed.eagle3 import PackedEagle3
 from sapwood.backends.torch.packed.linear import Fine, Linear
 from sapwood.backends.torch.packed.modules import pack_linears
-from sapwood.backends.torch.packed.pieces import Floats, Piece, pair, pieces
+from sapwood.backends.torch.packed.pieces import Floats, Piece, floats, pair, pieces
+from sapwood.heads.eagle3 import Eagle3
 
 LONGEST = 32_768  # tokens of context up to which the weights of attention add up exactly
 NONE = np.empty(0, np.float32)
@@ -35,12 +38,6 @@ class PackedLayer:
         self.qkv, self.down = Fine(layer.qkv), Fine(layer.down)
         self.out, self.gate_up = Linear(layer.out), Linear(layer.gate_up)
         self.window = layer.window
-
-
-def floats(tensor: Tensor) -> Floats:
-    """A float32 copy for compiled code."""
-    found: Floats = tensor.detach().float().contiguous().numpy().copy()
-    return found
 
 
 class Packed:
@@ -80,9 +77,9 @@ class Packed:
         states, kept = self.read(rows, watched)
         return self.speak(states), kept
 
-    def adopt(self, net: nn.Module) -> nn.Module:
+    def adopt(self, net: nn.Module) -> Any:
         """The head with its linear layers packed."""
-        return pack_linears(net)
+        return PackedEagle3(net) if isinstance(net, Eagle3) else pack_linears(net)
 
     # -------------------------------------------------------------------------------------- a pass
     def _layers(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:

@@ -31,6 +31,12 @@ def pair(*shape: int) -> tuple[Tensor, Floats]:
     return tensor, tensor.numpy()
 
 
+def floats(tensor: Tensor) -> Floats:
+    """A float32 copy for compiled code."""
+    found: Floats = tensor.detach().float().contiguous().numpy().copy()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """Which keys rows see in layers of one window."""
