@@ -4,7 +4,8 @@ The fast paths of this backend, packed on a CPU and fused on a GPU, run this des
 the model's own code. What they cannot run exactly as written is not described.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,12 +57,17 @@ class Llama:
 
 def describe(model: Any) -> Llama | None:
     """The description of a transformers model; None where it is not Llama-like to the letter."""
+    found = frame(model)
+    return None if found is None else replace(found, layers=tuple(layers_of(model)))
+
+
+def frame(model: Any) -> Llama | None:
+    """The description without its layers, which are copies of the model's: for those who take one after the other."""
     config = model.config.get_text_config()
     if not plain(config) or any(module.bias is not None for module in unbiased(model)):
         return None
     body = model.model
     first = body.layers[0].self_attn
-    kinds = getattr(config, "layer_types", None)
     return Llama(
         width=config.hidden_size,
         heads=config.num_attention_heads,
@@ -74,13 +80,18 @@ def describe(model: Any) -> Llama | None:
         rates=body.rotary_emb.inv_freq.float(),
         amplitude=float(body.rotary_emb.attention_scaling),
         embedding=body.embed_tokens.weight.detach(),
-        layers=tuple(
-            layer_of(layer, window_of(config, kinds[index] if kinds else None))
-            for index, layer in enumerate(body.layers)
-        ),
+        layers=(),
         norm=body.norm.weight.detach(),
         head=model.lm_head.weight.detach(),
     )
+
+
+def layers_of(model: Any) -> Iterator[Layer]:
+    """The layers, projections of one input fused, made one at a time."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    for index, layer in enumerate(model.model.layers):
+        yield layer_of(layer, window_of(config, kinds[index] if kinds else None))
 
 
 def plain(config: Any) -> bool:

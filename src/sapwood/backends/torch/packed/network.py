@@ -4,7 +4,7 @@ A layer is four packed products and a few compiled passes between them. A row's 
 bits in every pass that holds it, so that speculation changes nothing, not even a rounding.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,15 +45,15 @@ class Packed:
 
     precision = "int8"
 
-    def __init__(self, net: Llama) -> None:
+    def __init__(self, net: Llama, layers: Iterable[Layer]) -> None:
         self.net = net
-        self.layers = [PackedLayer(layer) for layer in net.layers]
+        self.layers = [PackedLayer(layer) for layer in layers]
         self.norm, self.head = floats(net.norm), Linear(net.head)
         self.levels = attention.levels(net.head_width)
         self.eps, self.scale = np.float32(net.eps), np.float32(net.scale)
         self.rates = net.rates.double().numpy()
-        self.windows = {layer.window for layer in net.layers}
-        self.layout = layout_of(net)
+        self.windows = {layer.window for layer in self.layers}
+        self.layout = layout_of(net, len(self.layers))
 
     # -------------------------------------------------------------------------------------- the seam
     def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
@@ -131,9 +131,9 @@ class Packed:
         return (np.cos(angles) * amplitude).astype(np.float32), (np.sin(angles) * amplitude).astype(np.float32)
 
 
-def layout_of(net: Llama) -> Layout:
+def layout_of(net: Llama, count: int) -> Layout:
     """Keys and values in whole numbers, and in a second buffer the sizes of their steps."""
-    cpu, count = torch.device("cpu"), len(net.layers)
+    cpu = torch.device("cpu")
     shapes = [Plane(net.kv_heads, width, torch.float32, cpu) for width in (net.head_width, 1)]
     keys = {layer: (0, 2 * layer) for layer in range(count)}
     values = {layer: (0, 2 * layer + 1) for layer in range(count)}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.llama import Layer, Llama
+from sapwood.backends.torch.llama import Layer
 
 SHARE = 0.3  # how much of a channel's loudness moves from rows to weights, 0 to 1
 TOKENS = 256  # of the text that is listened to
@@ -38,13 +38,8 @@ def listen(model: Any) -> list[Tensor]:
     return heard
 
 
-def even_out(net: Llama, heard: list[Tensor]) -> Llama:
-    """The same model with even channels."""
-    return replace(net, layers=tuple(even(*pair) for pair in zip(net.layers, heard, strict=True)))
-
-
 def even(layer: Layer, loudness: Tensor) -> Layer:
-    """One layer with even channels."""
+    """The same layer with even channels."""
     weight = layer.gate_up.float()
     reach = weight.square().mean(0).sqrt()
     loud, wide = ((part / part.max()).clamp(min=QUIET) for part in (loudness, reach))
