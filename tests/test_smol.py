@@ -21,37 +21,40 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 TEXT = [name for name in RECIPES if resolve(name).guarantee is Guarantee.TEXT]
 
 
-@functools.cache
-def model() -> LLM:
-    return LLM("smollm2", "plain", dtype="float32", device="cpu", threads=1)
+LOSSLESS = [name for name in RECIPES if resolve(name).guarantee is not Guarantee.LOSSY]
+DEFAULT, REFERENCE = "int8", "float32"
+RUNS = [(DEFAULT, name) for name in LOSSLESS] + [(REFERENCE, name) for name in ("auto", "eagle3", "specinfer")]
 
 
 @functools.cache
-def plain(prompt: str, sampled: bool) -> Completion:
-    return model().generate(prompt, max_tokens=32, **(SAMPLED if sampled else {}))
+def model(dtype: str) -> LLM:
+    return LLM("smollm2", "plain", dtype=dtype, device="cpu", threads=1)
 
 
-def check(name: str, *, sampled: bool) -> None:
-    llm = model().with_recipe(name)
+@functools.cache
+def plain(dtype: str, prompt: str, sampled: bool) -> Completion:
+    return model(dtype).generate(prompt, max_tokens=32, **(SAMPLED if sampled else {}))
+
+
+def check(dtype: str, name: str, *, sampled: bool) -> None:
+    llm = model(dtype).with_recipe(name)
     for prompt in PROMPTS:
         ours = llm.generate(prompt, max_tokens=32, **(SAMPLED if sampled else {}))
-        assert ours.tokens == plain(prompt, sampled).tokens, f"{name} departs from plain decoding on {prompt!r}"
+        assert ours.tokens == plain(dtype, prompt, sampled).tokens, f"{name} departs from plain decoding on {prompt!r}"
         if name != "plain":
             assert ours.stats.passes <= ours.stats.tokens
 
 
-LOSSLESS = [name for name in RECIPES if resolve(name).guarantee is not Guarantee.LOSSY]
+@pytest.mark.parametrize(("dtype", "name"), RUNS)
+def test_greedy_text_is_plain_decodings(dtype: str, name: str) -> None:
+    check(dtype, name, sampled=False)
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_greedy_text_is_plain_decodings(name: str) -> None:
-    check(name, sampled=False)
+@pytest.mark.parametrize(("dtype", "name"), [run for run in RUNS if run[1] in TEXT])
+def test_sampled_text_is_plain_decodings_where_promised(dtype: str, name: str) -> None:
+    check(dtype, name, sampled=True)
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_sampled_text_is_plain_decodings_where_promised(name: str) -> None:
-    check(name, sampled=True)
-
-
-def test_the_model_answers_sensibly() -> None:
-    assert "Paris" in model().generate("What is the capital of France?", max_tokens=16).text
+@pytest.mark.parametrize("dtype", [DEFAULT, REFERENCE])
+def test_the_model_answers_sensibly(dtype: str) -> None:
+    assert "Paris" in model(dtype).generate("What is the capital of France?", max_tokens=16).text
