@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from sapwood.completion import Completion, Step, collect
 from sapwood.engine import Engine
-from sapwood.loading import load
+from sapwood.loading import ReadText, load
 from sapwood.output import steps
 from sapwood.profile import Profile
 from sapwood.protocols import Backend
@@ -45,13 +45,15 @@ class LLM:
         made = resolve(recipe, estimator=estimator, **parts)  # before anything slow: a misspelling fails at once
         self.progress = progress or silent
         self._backend, self._device, self._dtype, self._threads = backend, device, dtype, threads
-        self.target: Backend
-        self.text: Text | None
-        self.target, self.text = self._load(model) if isinstance(model, str) else (model, text)
+        if isinstance(model, str):
+            self.target, read_text = self._load(model)
+            self.text: Text | None = read_text()
+        else:
+            self.target, self.text = model, text
         self.profile = Profile.open(self.target.info)
         self._build(made)
 
-    def _load(self, model: str) -> tuple[Backend, Text]:
+    def _load(self, model: str) -> tuple[Backend, ReadText]:
         place = {"device": self._device, "dtype": self._dtype}
         return load(model, self._backend, **place, threads=self._threads, progress=self.progress)
 

@@ -41,6 +41,7 @@ def command(
     ignore_eos: IgnoreEos = False,
     nodes: Nodes = None,
     model: o.Name = "smollm2",
+    backend: o.BackendName = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     threads: o.Threads = None,
@@ -61,7 +62,7 @@ def command(
     wanted = [word.strip() for word in categories.split(",") if word.strip()]
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature or 0.0, seed=seed or 0)
     plan = Plan(read_recipes(recipes), suite, gather(suite, wanted, limit), sampling, ignore_eos, nodes)
-    execute(plan, o.Choice(model, "plain", device=device, dtype=dtype, threads=threads), json_file)
+    execute(plan, o.Choice(model, "plain", backend=backend, device=device, dtype=dtype, threads=threads), json_file)
 
 
 def execute(plan: "Plan", choice: o.Choice, json_file: Path | None) -> None:

@@ -29,6 +29,7 @@ def command(
     top_k: o.TopK = None,
     min_p: o.MinP = None,
     seed: o.Seed = None,
+    backend: o.BackendName = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     threads: o.Threads = None,

@@ -15,6 +15,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and contexts, 
 
 def command(
     model: o.Name = "smollm2",
+    backend: o.BackendName = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     threads: o.Threads = None,
@@ -25,7 +26,7 @@ def command(
     from sapwood.cli import show
 
     with show.progress() as progress:
-        llm = o.Choice(model, "plain", device=device, dtype=dtype, threads=threads).open(progress)
+        llm = o.Choice(model, "plain", backend=backend, device=device, dtype=dtype, threads=threads).open(progress)
         llm.profile.measure(llm.target, progress, quick=quick)
     found = record(llm)
     if as_json:

@@ -37,6 +37,7 @@ def command(
     presence_penalty: o.PresencePenalty = None,
     stop: o.Stop = None,
     seed: o.Seed = None,
+    backend: o.BackendName = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     threads: o.Threads = None,
