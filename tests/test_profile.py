@@ -1,6 +1,7 @@
 """Measuring a machine and keeping the curve."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from sapwood import LLM, profile
 from sapwood.backends.toy import Toy
 from sapwood.profile import FULL, QUICK_ROWS, ROWS, Profile, bush, measure, place
+from sapwood.protocols import Session
+from sapwood.records import BackendInfo
 from sapwood.tree import Tree
 
 
@@ -52,6 +55,32 @@ def test_a_slow_machine_is_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> 
     assert made.measured
     assert made.curve.table[0] == pytest.approx([0.009 + 0.001 * count for count in sorted(QUICK_ROWS)])
     assert Profile.open(Toy(context=600).info).measured  # kept all the same: rounds correct it
+
+
+def test_what_a_gpu_prepares_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpu(Toy):
+        """A device that compiles the first pass of each shape and captures the second."""
+
+        @property
+        def info(self) -> BackendInfo:
+            return replace(super().info, device="cuda:0")
+
+        def stage(self, tree: Tree) -> Tree:
+            staged.append(tree)
+            return tree
+
+    def once(target: Toy, session: Session, tree: Tree) -> float:
+        shape = session.length, len(tree)
+        seen[shape] += 1
+        return 5.0 if seen[shape] <= 2 else 0.009 + 0.001 * len(tree)
+
+    staged: list[Tree] = []
+    seen: Counter[tuple[int, int]] = Counter()
+    monkeypatch.setattr(profile, "once", once)
+    curve = measure(Gpu(context=600), QUICK_ROWS, (128, 256), 0.0, lambda message: None)
+    assert sorted(map(len, staged)) == sorted(QUICK_ROWS)
+    for line in curve.table:
+        assert line == pytest.approx([0.009 + 0.001 * rows for rows in curve.rows])
 
 
 def test_rows_never_cost_more_than_one_by_one() -> None:

@@ -102,7 +102,9 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    lines = [line for line in err.splitlines() if not re.match("sapwood: (loading|training|texts|steps) ", line)]
+    lines = [
+        line for line in err.splitlines() if not re.match("sapwood: (loading|packing|training|texts|steps) ", line)
+    ]
     assert len(lines) == 1, err
     assert lines[0].startswith("sapwood: ")
     assert "Traceback" not in err
@@ -457,6 +459,55 @@ def test_states_of_another_run(
     said = sentence(capsys, asked(place, "--steps", "1", "--out", str(tmp_path / "out")))
     assert "has 2 steps behind it, more than the 1 asked for" in said
     assert main(asked(place, "--steps", str(STEPS), "--out", str(tmp_path / "out"))) == 0
+    assert same(tmp_path / "out", place.whole)
+
+
+def test_a_run_that_goes_on_is_not_asked_for_other_texts(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, other, moved = tmp_path / "out", tmp_path / "other.jsonl", tmp_path / "moved.jsonl"
+    other.write_text('{"prompt": "something else"}\n')
+    moved.write_bytes(place.prompts.read_bytes())
+    state = stopped(place, out, monkeypatch, capsys)
+    kept, same_command = state.read_bytes(), asked(place, "--steps", str(STEPS), "--out", str(out))
+    for given, said in (
+        (["--prompts", str(other)], f"began with other --prompts, and its texts stay as they are, so {other} cannot"),
+        (["--tokens", "999"], f"began with {TOKENS} as --tokens, and its texts stay as they are, so 999 cannot"),
+    ):
+        found = sentence(capsys, [*same_command, *given])
+        assert f"{state} {said}" in found
+        assert found.endswith(f"leave {given[0]} out to go on, or give another --out and --data")
+        assert state.read_bytes() == kept
+    assert main([*same_command, "--prompts", str(moved)]) == 0  # the same lines elsewhere are the same prompts
+    assert same(out, place.whole)
+
+
+def test_a_run_that_began_without_prompts_is_not_given_any(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--steps", "6", "--out", str(tmp_path / "out"), "--data", str(tmp_path / "data")]
+    bare = ["train", EAGLE3, "--model", str(place.model), "--device", "cpu", "--threads", "1", *given]
+    with monkeypatch.context() as patch:
+        patch.setattr(Bars, "steps", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        sentence(capsys, [*bare, "--tokens", "1"])
+    assert "began without --prompts, " in sentence(capsys, [*bare, "--prompts", str(place.prompts)])
+    assert main(bare) == 0
+
+
+@pytest.mark.parametrize("gone", ["folder", "shards"])
+def test_texts_that_were_deleted(
+    gone: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, data = stopped(place, tmp_path / "out", monkeypatch, capsys), tmp_path / "data"
+    if gone == "shards":
+        data.mkdir()
+        (data / "corpus.json").write_bytes((place.data / "corpus.json").read_bytes())
+    kept, command = state.read_bytes(), asked(place, "--steps", str(STEPS), "--out", str(tmp_path / "out"), data=data)
+    said = sentence(capsys, command)
+    assert f"the texts that the run in {state} began with are gone from {data}; bring them back" in said
+    assert state.read_bytes() == kept
+    assert data.exists() == (gone == "shards")  # no other texts are made in their place
+    assert main([*command, "--data", str(place.data)]) == 0
     assert same(tmp_path / "out", place.whole)
 
 

@@ -321,7 +321,7 @@ def test_tasks_are_made_of_passages() -> None:
 
 
 # ------------------------------------------------------------------------------------------ corpus
-SMALL = DataSettings(size=10, new=12, turn=10, long_turn=20, limit=80, longest=128)
+SMALL = DataSettings(size=10, own=0.4, derived=0.2, new=12, turn=10, long_turn=20, limit=80, longest=128)
 
 
 @functools.cache

@@ -6,13 +6,13 @@ per model, backend, device, dtype and thread count.
 
 import bisect
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sapwood.arrays import FloatArray, IntArray
+from sapwood.arrays import FloatArray
 
 DRIFT = 0.2  # how fast the whole table follows the machine's present speed
 SHAPE = 0.03  # how fast a single cell follows its own observations
@@ -27,14 +27,20 @@ class CostCurve:
     contexts: list[int]  # ascending
     table: list[list[float]]  # [contexts][rows] seconds
     drift: float = 1.0  # present speed of the machine against the table
+    _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)  # by context; see `_line`
 
     def seconds(self, rows: int, context: int) -> float:
         """Predicted seconds of a pass over this many rows."""
-        return float(self._at(np.array([rows]), context)[0])
+        below, above, weight = self._between(context)
+        low = self._cell(below, rows)
+        return (low + weight * (self._cell(above, rows) - low if weight else 0.0)) * self.drift
 
     def line(self, most: int, context: int) -> FloatArray:
         """Seconds of passes over 1, 2, ... most rows at this context."""
-        return self._at(np.arange(1, most + 1), context)
+        below, above, weight = self._between(context)
+        low = self._line(below, most)
+        found: FloatArray = (low + weight * (self._line(above, most) - low) if weight else low) * self.drift
+        return found
 
     def plain(self, rows: int, context: int, seconds: float) -> float:
         """What a pass over one row would have taken when this one took `seconds`.
@@ -48,16 +54,28 @@ class CostCurve:
         factor = seconds / self.seconds(rows, context)
         factor = min(max(factor, 1 / OUTLIER), OUTLIER)
         self.drift *= 1 + DRIFT * (factor - 1)
-        column = int(np.argmin(np.abs(np.array(self.rows) - rows)))
+        column = min(range(len(self.rows)), key=lambda column: abs(self.rows[column] - rows))
         below, above, weight = self._between(context)
-        self.table[above if weight > 0.5 else below][column] *= 1 + SHAPE * (factor - 1)
+        place = above if weight > 0.5 else below
+        self.table[place][column] *= 1 + SHAPE * (factor - 1)
+        if (kept := self._lines.pop(place, None)) is not None:
+            self._line(place, len(kept))
 
-    def _at(self, rows: IntArray, context: int) -> FloatArray:
-        below, above, weight = self._between(context)
-        low = np.interp(rows, self.rows, self.table[below])
-        high = np.interp(rows, self.rows, self.table[above])
-        found: FloatArray = (low + weight * (high - low)) * self.drift
-        return found
+    def _cell(self, place: int, rows: int) -> float:
+        """Seconds of so many rows at one of the measured contexts, before drift."""
+        known, cells = self.rows, self.table[place]
+        above = bisect.bisect_left(known, rows)
+        if above == 0 or above == len(known):
+            return cells[0 if above == 0 else -1]
+        low, high = known[above - 1], known[above]
+        return cells[above - 1] + (rows - low) / (high - low) * (cells[above] - cells[above - 1])
+
+    def _line(self, place: int, most: int) -> FloatArray:
+        """The same for 1, 2, ... most rows; kept, as rounds ask for it again and again."""
+        kept = self._lines.get(place)
+        if kept is None or len(kept) < most:
+            kept = self._lines[place] = np.interp(np.arange(1, most + 1), self.rows, self.table[place])
+        return kept[:most]
 
     def _between(self, context: int) -> tuple[int, int, float]:
         above = bisect.bisect_left(self.contexts, context)
@@ -87,6 +105,7 @@ class CostCurve:
     def become(self, other: "CostCurve") -> None:
         """Take over another curve's table, for all who hold this one."""
         self.rows, self.contexts, self.table, self.drift = other.rows, other.contexts, other.table, other.drift
+        self._lines.clear()
 
     def save(self, path: Path) -> None:
         """Write the table; a half-written file is never left behind."""

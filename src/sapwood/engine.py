@@ -66,6 +66,7 @@ class Decoding:
             self.session.close()
             raise
         self.drafter, self.policy, self.verifier, self.controller = parts
+        self.lesson: Outcome | None = None  # a round that only the drafter has observed so far
         self.clock.lap("draft")  # what parts do with the prompt is part of their price
 
     @property
@@ -78,8 +79,13 @@ class Decoding:
         self.clock.restart()  # what the caller did since the last round is not ours
         budget = self.controller.budget().within(*self.room(most))
         self.grown = grow(self.root, self.drafter, self.policy, budget, self.rng)
-        self.tree = self.policy.prune(self.grown, budget)
+        cut = self.grown.pruned
+        self.tree = self.policy.prune(self.grown, budget) if cut is None else cut
         self.clock.lap("draft")
+        if self.lesson is not None:
+            self.learn()
+            if cut is None:  # else it took no time: the device was growing
+                self.clock.lap("other")
         return Work(self.session, self.tree)
 
     def judge(self, scores: Scores) -> Outcome:
@@ -89,15 +95,23 @@ class Decoding:
         verdict = self.verifier.verify(self.tree, laws, context, self.rng)
         self.session.commit(verdict.path)
         self.clock.lap("verify")
+        self.clock.shift("verify", "draft", self.tree.drafting)
         outcome = Outcome(self.grown, self.tree, verdict, scores, context, self.clock.split())
         self.sampler.commit(outcome.tokens)
         self.drafter.observe(outcome)
         self.clock.lap("draft")  # what a drafter spends on learning is part of its price, booked with the next round
-        for part in (self.policy, self.verifier, self.controller):
-            part.observe(outcome)
-        self.root = verdict.bonus
-        self.clock.lap("other")
+        self.root, self.lesson = verdict.bonus, outcome
+        if self.grown.pruned is None:  # where a device grows trees, the host learns while the next one grows
+            self.learn()
+            self.clock.lap("other")
         return outcome
+
+    def learn(self) -> None:
+        """Let the other parts observe the last round, unless they have."""
+        outcome, self.lesson = self.lesson, None
+        if outcome is not None:
+            for part in (self.policy, self.verifier, self.controller):
+                part.observe(outcome)
 
     def room(self, most: int) -> tuple[int, int]:
         """Nodes and depth that context, request and backend leave for a tree."""
@@ -108,19 +122,29 @@ class Decoding:
         return min(most, self.info.max_nodes - 1), depth
 
     def close(self) -> None:
-        """Free the request's memory."""
+        """Learn from the last round and free the request's memory."""
+        self.learn()
         for part in (self.session, self.drafter, self.policy, self.verifier, self.controller):
             part.close()
 
 
 def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
-    """Draft level by level until the policy is content."""
+    """Draft a whole tree where drafter and policy can; else level by level until the policy is content."""
+    if budget.nodes and (whole := grow_whole(root, drafter, policy, budget)) is not None:
+        return whole
     tree = Tree(root)
     while budget.nodes and (frontier := fit(policy.frontier(tree, budget), (CAPACITY - len(tree)) // drafter.fan)):
         drafter.expand(tree, frontier, rng)
         for node, _ in frontier:
             tree.close(node)
     return tree
+
+
+def grow_whole(root: int, drafter: Drafter, policy: Policy, budget: Budget) -> Tree | None:
+    """The tree of the policy's levels from a drafter that needs no questions in between; None if one of them does."""
+    ask, shape = getattr(drafter, "grow", None), getattr(policy, "levels", None)
+    levels = shape(budget) if ask is not None and shape is not None else None
+    return None if levels is None else ask(root, levels)  # type: ignore[misc]
 
 
 def fit(frontier: Frontier, room: int) -> Frontier:
@@ -145,6 +169,12 @@ class Clock:
         now = self.now()
         self.stages[stage] += now - self.last
         self.last = now
+
+    def shift(self, giver: str, taker: str, seconds: float) -> None:
+        """Book seconds of one stage under another, as far as the stage has them."""
+        seconds = min(seconds, self.stages[giver])
+        self.stages[giver] -= seconds
+        self.stages[taker] += seconds
 
     def split(self) -> Times:
         """The stages since the last split."""

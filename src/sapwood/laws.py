@@ -6,7 +6,8 @@ from typing import Any
 
 from sapwood.arrays import FloatArray
 from sapwood.protocols import Scores
-from sapwood.rng import Place, Rng
+from sapwood.records import Verdict
+from sapwood.rng import Keyed, Place, Rng
 from sapwood.sampling import Sampler
 from sapwood.tree import Tree
 
@@ -37,6 +38,24 @@ class PathLaws:
             return int(self.scores.argmax()[node])
         return self.sampler.best(self.scores.logits(node), self.tree.spell(node)[1:])
 
+    def follow(self, position: int, rng: Rng) -> Verdict | None:
+        """The walk along the target's own tokens where the scores can do it all; None where it goes token by token."""
+        sampling, ask = self.sampler.sampling, getattr(self.scores, "follow", None)
+        if ask is None or sampling.touches_logits or sampling.truncates:
+            return None
+        if sampling.greedy:
+            found = ask(self.tree, 0.0, unkeyed)
+        elif isinstance(rng, Keyed):
+            found = ask(self.tree, sampling.temperature, lambda depth: rng.key(Place(position + depth + 1)))
+        else:
+            return None
+        return None if found is None else Verdict(*found)
+
     def hidden(self, nodes: Sequence[int], layers: Sequence[int]) -> Any:
         """Hidden states at these nodes on the device, [nodes, layers * width]."""
         return self.scores.hidden(nodes, layers)
+
+
+def unkeyed(_: int) -> int:
+    """The key of noise that nobody adds."""
+    return 0

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import enum
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from sapwood.errors import SapwoodError
@@ -45,8 +46,9 @@ class Part:
 
     def nested(self) -> Iterator["Part"]:
         """Parts that are options of this one."""
-        for option in options(self):
-            value = getattr(self, option.name)
+        kind: type = type(self)
+        for name in option_names(kind):
+            value = getattr(self, name)
             for item in value if isinstance(value, list) else [value]:
                 if isinstance(item, Part):
                     yield item
@@ -91,6 +93,12 @@ def between(low: float, high: float, /, **values: float) -> None:
 def options(part: Part) -> tuple["dataclasses.Field[Any]", ...]:
     """The option fields of a part."""
     return dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+
+
+@cache
+def option_names(kind: type) -> tuple[str, ...]:
+    """Names of a kind of part's options."""
+    return tuple(option.name for option in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def default_of(option: "dataclasses.Field[Any]") -> Any:

@@ -1,7 +1,9 @@
 """The small records that parts hand to each other, and the closed sets they declare."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +64,7 @@ class Budget:
     width: int  # most children of one node
     price: FloatArray | None = None  # [nodes + 1] tokens that a tree of n nodes must bring to pay for its pass
     draft: float = 0.0  # tokens that expanding one more node must bring to pay for its drafting
+    rate: float = 0.0  # tokens that a second must bring to be worth it; 0 where nobody counts seconds
 
     @property
     def floor(self) -> float:
@@ -75,10 +78,27 @@ class Budget:
         nodes, depth = min(self.nodes, nodes), min(self.depth, depth)
         if min(nodes, depth, self.width) <= 0:
             return NO_NODES
+        if (nodes, depth) == (self.nodes, self.depth):
+            return self
         return replace(self, nodes=nodes, depth=depth)
 
 
 NO_NODES = Budget(nodes=0, depth=0, width=0)
+
+
+def trust(source: int) -> None:
+    """No corrections: a node's chance is its draft probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A tree by levels, for a drafter that grows it whole instead of being asked node by node."""
+
+    nodes: int  # kept at the end, those of largest reach, besides the root
+    depth: int  # longest path
+    beam: int  # nodes expanded per level, those of largest reach
+    width: int  # children of an expanded node
+    lines: Callable[[int], FloatArray | None] = trust  # of a drafter's source; see `Binned.lines`, None is `raw`
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +128,7 @@ class Times:
         return self.draft + self.verify + self.other
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """One finished round, as every part gets to observe it."""
 
@@ -119,7 +139,7 @@ class Outcome:
     context: int  # committed tokens before the round
     times: Times = field(default_factory=Times)
 
-    @property
+    @cached_property
     def tokens(self) -> list[int]:
         """Tokens emitted by this round: the accepted path and the bonus."""
         return [*self.tree.tokens[list(self.verdict.path[1:])].tolist(), self.verdict.bonus]

@@ -65,10 +65,14 @@ class Keyed:
 
     def noise(self, place: Place, count: int) -> FloatArray:
         """The uniform numbers of this place, [count]."""
+        return uniforms(self.key(place), count)
+
+    def key(self, place: Place) -> int:
+        """64 bits that name the seed and this place."""
         key = self.seed
         for word in place:
             key = mix((key ^ (word & MASK)) + GOLDEN)
-        return uniforms(key, count)
+        return key
 
 
 def mix(word: int) -> int:

@@ -83,6 +83,11 @@ class Sampling:
             or self.presence_penalty
         )
 
+    @property
+    def truncates(self) -> bool:
+        """True when a draw may not come from the whole softmax; nothing is drawn when greedy."""
+        return not self.greedy and bool(self.top_k or self.top_p < 1 or self.min_p)
+
 
 class Sampler:
     """The sampling of one request, with the text it has seen so far."""

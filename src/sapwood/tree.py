@@ -21,12 +21,47 @@ class Tree:
 
     def __init__(self, root: int, capacity: int = 64) -> None:
         self._size = 0
+        self._known = True  # every chosen child is looked up by its token as it is added
         self._allocate(min(capacity, CAPACITY))
+        self._begin()
+        self._append(root, -1, 1.0, 0, 0, False)
+
+    def _begin(self) -> None:
+        """What a tree has beside its columns."""
         self.laws: dict[tuple[int, int], FloatArray] = {}  # (node, source) -> q of its sampled children
         self.states: dict[int, Any] = {}  # expanded node -> what a trained drafter made of the text up to it, [width]
         self._chosen: dict[tuple[int, int], int] = {}  # (parent, token) -> the chosen child that carries it
         self.kept: IntArray | None = None  # [n] index of each node in the tree this one was cut from
-        self._append(root, -1, 1.0, 0, 0, False)
+        self.pruned: Tree | None = None  # what is to be checked, where growing has cut the tree already
+
+    @classmethod
+    def from_columns(
+        cls,
+        tokens: IntArray,  # [n], as are all; the root first and parents before their children
+        parents: IntArray,
+        depths: IntArray,
+        probs: FloatArray,
+        *,
+        reach: FloatArray | None = None,  # None: not valued yet
+        ranks: IntArray | None = None,
+        sources: IntArray | None = None,  # bit sets; None: source 0 proposed all
+        expanded: BoolArray | None = None,
+        kept: IntArray | None = None,
+    ) -> "Tree":
+        """A tree of chosen nodes from whole columns, which become its own."""
+        tree = cls.__new__(cls)
+        tree._begin()
+        tree._size = size = len(tokens)
+        tree._tokens, tree._parents, tree._depths, tree._probs = tokens, parents, depths, probs
+        tree._reach = np.ones(size) if reach is None else reach
+        tree.valued = 1 if reach is None else size
+        tree._ranks = np.zeros(size, np.int64) if ranks is None else ranks
+        tree._sources = (depths > 0).astype(np.int64) if sources is None else sources
+        tree._sampled = np.zeros(size, bool)
+        tree._expanded = np.zeros(size, bool) if expanded is None else expanded
+        tree._known = False  # chosen children are looked up when a child is first added
+        tree.kept = kept
+        return tree
 
     def _allocate(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, np.int64)
@@ -34,8 +69,8 @@ class Tree:
         self._depths = np.zeros(capacity, np.int64)
         self._ranks = np.zeros(capacity, np.int64)
         self._sources = np.zeros(capacity, np.int64)
-        self._probs = np.zeros(capacity)
-        self._reach = np.ones(capacity)
+        self._probs: FloatArray = np.zeros(capacity)
+        self._reach: FloatArray = np.ones(capacity)
         self._sampled = np.zeros(capacity, bool)
         self._expanded = np.zeros(capacity, bool)
         self.valued = 1  # nodes below this index have their reach
@@ -66,6 +101,11 @@ class Tree:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def drafting(self) -> float:
+        """Seconds that growing the tree went on after it had been handed over."""
+        return 0.0
 
     # ------------------------------------------------------------------ columns, each of length n
     @property
@@ -118,12 +158,22 @@ class Tree:
         self, parent: int, token: int, prob: float, *, rank: int = 0, source: int = 0, sampled: bool = False
     ) -> int:
         """Add one child and return it; a chosen token that is a chosen child already gains a source and trust."""
-        twin = None if sampled else self._chosen.get((parent, token))
+        twin = None if sampled else self._twins().get((parent, token))
         if twin is not None:
             self._sources[twin] |= 1 << source
             self._probs[twin] += (1.0 - self._probs[twin]) * prob  # either drafter being right is enough
             return twin
         return self._append(token, parent, prob, rank, source, sampled)
+
+    def _twins(self) -> dict[tuple[int, int], int]:
+        """The chosen children by parent and token; of twins the first."""
+        if not self._known:
+            chosen = zip(self.parents.tolist(), self.tokens.tolist(), self.sampled.tolist(), strict=True)
+            for node, (parent, token, sampled) in enumerate(chosen):
+                if not sampled:
+                    self._chosen.setdefault((parent, token), node)
+            self._known = True
+        return self._chosen
 
     def extend(self, parent: int, tokens: Sequence[int], probs: Sequence[float], *, source: int = 0) -> list[int]:
         """Add chosen children, best first, and return them."""
@@ -181,19 +231,28 @@ class Tree:
     # ------------------------------------------------------------------------------- cutting
     def keep(self, nodes: Iterable[int]) -> "Tree":
         """The subtree on these nodes and the root; each node's parent must be among them."""
-        order = sorted({ROOT, *nodes})
-        new = {old: index for index, old in enumerate(order)}
-        cut = Tree(int(self._tokens[ROOT]), capacity=len(order))
-        for old in order[1:]:
-            parent = int(self._parents[old])
-            if parent not in new:
-                raise ValueError(f"node {old} cannot be kept without its parent {parent}")
-            cut._append(int(self._tokens[old]), new[parent], 0.0, 0, 0, bool(self._sampled[old]))
-        for name in ("ranks", "sources", "probs", "reach", "expanded"):
-            getattr(cut, f"_{name}")[: len(order)] = getattr(self, f"_{name}")[order]
-        cut.valued = sum(old < self.valued for old in order)
-        cut.laws = {(new[node], source): law for (node, source), law in self.laws.items() if node in new}
-        cut.kept = np.array(order)
+        order = np.array(sorted({ROOT, *nodes}), np.int64)
+        new = np.full(len(self), -1)
+        new[order] = np.arange(len(order))
+        parents = new[self.parents[order]]
+        parents[ROOT] = -1
+        if (lost := np.flatnonzero(parents[1:] < 0)).size:
+            node = int(order[lost[0] + 1])
+            raise ValueError(f"node {node} cannot be kept without its parent {self._parents[node]}")
+        cut = Tree.from_columns(
+            self.tokens[order],
+            parents,
+            self.depths[order],
+            self.probs[order],
+            reach=self.reach[order],
+            ranks=self.ranks[order],
+            sources=self.sources[order],
+            expanded=self.expanded[order],
+            kept=order,
+        )
+        cut._sampled = self.sampled[order]
+        cut.valued = int(np.searchsorted(order, self.valued))
+        cut.laws = {(int(new[node]), source): law for (node, source), law in self.laws.items() if new[node] >= 0}
         return cut
 
     def best(self, count: int) -> "Tree":

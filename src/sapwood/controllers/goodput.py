@@ -22,6 +22,8 @@ from sapwood.tree import CAPACITY
 
 FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
 PROBE = 7  # nodes of the tree that is sent unpriced
+RECENT = 10  # rounds that the draft seconds of a node look back
+MISHAP = 4.0  # a stage that takes more than so many times what was foreseen compiled something, or was interrupted
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Ledger:
     seconds: float = 0.0  # spent, faded
     plain: float = 0.0  # what plain decoding would have spent on the same tokens, faded
     expansion: float = 0.0  # draft seconds of one expanded node, running average
+    drafts: int = 0  # rounds in that average
     rounds: int = 0  # speculating rounds since the last decision
     rest: int = 0  # plain rounds still to go
     pause: int = 0  # length of the next rest
@@ -42,7 +45,7 @@ class Ledger:
 class Goodput(Part):
     """Price nodes and drafting by measured cost at the present throughput; rest when it does not pay."""
 
-    nodes: int = 48  # most nodes of a tree
+    nodes: int = 63  # most nodes of a tree: with the root, as many rows as a GPU takes for little more than one
     depth: int = 16
     width: int = 4
     slack: float = 0.1  # share by which speculation must fall behind plain decoding before it rests
@@ -75,7 +78,8 @@ class Goodput(Part):
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
         line = self.cost.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
         rate = self.rate(line[0])
-        return Budget(self.nodes, self.depth, self.width, rate * (line - line[0]), rate * self.ledger.expansion)
+        price, draft = rate * (line - line[0]), rate * self.ledger.expansion
+        return Budget(self.nodes, self.depth, self.width, price, draft, rate)
 
     def rate(self, plain: float) -> float:
         """Present tokens per second, never less than plain decoding's."""
@@ -85,24 +89,37 @@ class Goodput(Part):
     def observe(self, outcome: Outcome) -> None:
         """Refine the cost curve, keep the books, and decide whether to rest."""
         ledger, times, rows = self.ledger, outcome.times, len(outcome.tree)
+        verify = min(times.verify, MISHAP * self.cost.seconds(rows, outcome.context))
         self.cost.observe(rows, outcome.context, times.verify)
         self.context_ = outcome.context + outcome.verdict.accepted + 1
         ledger.idle = 0 if rows > 1 else ledger.idle + 1
         if ledger.rest > 0:
             ledger.rest -= 1
             return
-        draft = times.draft if self.begun_ else 0.0  # reading the prompt is spent, whatever the budget
-        plain = self.cost.plain(rows, outcome.context, times.verify)
+        expanded = int(outcome.grown.expanded.sum())
+        draft = self.drafted(expanded, times.draft) if self.begun_ else 0.0  # reading the prompt is spent anyway
+        plain = self.cost.plain(rows, outcome.context, verify)
         tokens, self.begun_ = len(outcome.tokens), True
         ledger.tokens = FADE * ledger.tokens + tokens
-        ledger.seconds = FADE * ledger.seconds + draft + times.verify
+        ledger.seconds = FADE * ledger.seconds + draft + verify
         ledger.plain = FADE * ledger.plain + tokens * plain
-        expanded = int(outcome.grown.expanded.sum())
-        if expanded and draft:
-            ledger.expansion += 0.1 * (draft / expanded - ledger.expansion)
         ledger.rounds += 1
         if ledger.rounds >= self.patience:
             self.decide()
+
+    def drafted(self, expanded: int, seconds: float) -> float:
+        """Take in what expanding so many nodes took; the seconds to book, without what a mishap added."""
+        ledger = self.ledger
+        if not expanded or not seconds:
+            return seconds
+        first, most = not ledger.drafts, MISHAP * expanded * ledger.expansion
+        each = seconds / expanded
+        if ledger.drafts < RECENT:  # some of the first rounds load and compile: the quickest shows what drafting takes
+            ledger.expansion = min(ledger.expansion or each, each)
+        else:
+            ledger.expansion += (min(seconds, most) / expanded - ledger.expansion) / RECENT
+        ledger.drafts += 1
+        return 0.0 if first else min(seconds, most)
 
     def decide(self) -> None:
         """Rest when the last stretch was slower than plain decoding; forgive when it was faster."""

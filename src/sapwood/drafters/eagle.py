@@ -17,11 +17,11 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose
-from sapwood.drafters.rows import Cache, lineage
+from sapwood.drafters.rows import Cache, check, lineage
 from sapwood.errors import SapwoodError
 from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
-from sapwood.records import Draw, Outcome
+from sapwood.records import Draw, Levels, Outcome
 from sapwood.rng import Rng
 from sapwood.tree import ROOT, Tree
 
@@ -87,6 +87,8 @@ class Eagle(Part):
         check(self.net, target, self.embedding.shape[1])
         self.tokens: IntArray = self.net.vocabulary.cpu().numpy()  # [draft vocab] target ids
         target.watch(self.net.config.features)
+        maker = getattr(target, "grower", None) if self.trained == Eagle.trained else None
+        self.grower: Any = maker(self.net, self.embedding) if maker is not None else None  # of whole trees; or None
 
     def _load(self, target: Any) -> Head:
         """The head on the target's device and in its number format; one that was handed over is left as it is."""
@@ -100,6 +102,8 @@ class Eagle(Part):
             net: Any
             net, own = open_head(folder, self.trained, target.model, name, device=device, dtype=dtype)
             self.embedding = self.embedding if own is None else own
+            network = getattr(target, "network", None)
+            net = net if network is None else network.adopt(net)
         else:
             net = self.head
             if any(weight.device != device or weight.dtype != dtype for weight in net.parameters()):
@@ -115,10 +119,14 @@ class Eagle(Part):
         self.sampler_ = request.sampler
         self.correct_: Correct | None = None  # whoever wraps this drafter may set it
         self.committed_ = len(request.prompt) - 1  # tokens the target has read: the position of the root
-        self.cache_ = Cache(self.net.config.shape, self.embedding, count := min(self.window, self.committed_))
+        count = min(self.window, self.committed_)
+        self.cache_: Any = (
+            self.grower.seat(count) if self.grower else Cache(self.net.config.shape, self.embedding, count)
+        )
         self.rows_: dict[int, int] = {}  # node -> its row among those of the tree in flight; the root's is 0
         self.ups_: list[int] = []  # row -> row of its parent; the root's is its own
-        self.unread_: list[tuple[Tensor, Sequence[int]]] = []  # features of the text, and the tokens that follow each
+        # features of the text or a claim on them, and the tokens that follow each
+        self.unread_: list[tuple[Any, Sequence[int]]] = []
         read = request.session.reading(count)
         if read is not None:
             features = read.hidden(range(count), self.net.config.features)
@@ -127,13 +135,41 @@ class Eagle(Part):
     def observe(self, outcome: Outcome) -> None:
         """Take what the target thought of the accepted path; forget the rows of the tree."""
         path = outcome.verdict.path
-        self.unread_.append((outcome.scores.hidden(path, self.net.config.features), outcome.tokens))
+        claim = None if self.grower is None else self.grower.claim(outcome)
+        features = outcome.scores.hidden(path, self.net.config.features) if claim is None else claim
+        self.unread_.append((features, outcome.tokens))
         self.committed_ = outcome.context + len(path)
         self.rows_ = {}
 
     def close(self) -> None:
         """Free the rows."""
+        self.cache_.close()
         del self.cache_, self.unread_
+
+    # -------------------------------------------------------------------------------- a whole tree
+    def grow(self, root: int, levels: Levels) -> Tree | None:
+        """The tree of these levels without questions in between; None where the head must be asked step by step."""
+        chosen = kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits
+        if self.grower is None or self.correct_ is not None or not chosen or not self.unread_:
+            return None
+        if self.grower.form(levels) is None:
+            return None
+        features, tokens = self._unread()
+        spare = max(len(tokens) - self.grower.text, 0)
+        if spare:
+            features = tensor(features)
+            self._read_text(features[:spare], tokens[:spare], self.committed_ - len(tokens))
+            features, tokens = features[spare:], tokens[spare:]
+        tree: Tree = self.grower.grow(self.cache_, features, tokens, self.committed_, levels, self.source)
+        return tree
+
+    def _unread(self) -> tuple[Any, list[int]]:
+        """Features of the text that is new, or a claim on them, and the token after each; from now on it is read."""
+        import torch
+
+        parts, self.unread_ = self.unread_, []
+        tokens = [token for _, tokens in parts for token in tokens]
+        return (parts[0][0] if len(parts) == 1 else torch.cat([tensor(features) for features, _ in parts])), tokens
 
     # ------------------------------------------------------------------------------- once per level
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
@@ -157,25 +193,31 @@ class Eagle(Part):
 
     def _read(self, tree: Tree) -> bool:
         """Make rows of the text that is new; the last one is the root's. False where there is no text yet."""
-        import torch
-
         if not self.unread_:
             return False
-        features = torch.cat([features for features, _ in self.unread_])
-        tokens = torch.tensor([token for _, tokens in self.unread_ for token in tokens], device=features.device)
-        self.unread_ = []
-        cache, end = self.cache_, self.committed_
-        positions = torch.arange(end - len(tokens), end, device=features.device)
-        for start in range(0, len(tokens), CHUNK):
-            rows = slice(start, start + CHUNK)
-            states, query = self._enter(self.net.begin(features[rows]), tokens[rows], positions[rows], cache.text)
-            cache.text += states.shape[1]
+        features, tokens = self._unread()
+        cache = self.cache_
+        states, query = self._read_text(tensor(features), tokens, self.committed_ - len(tokens))
         # one layer: of the text's rows only the last, the root's, needs more than its key and value
         output = self._finish(states[:, -1:], query[:, :, -1:], cache.text, None)
         cache.outputs[:1] = output
         tree.states[ROOT] = output[0]
         self.rows_, self.ups_ = {ROOT: 0}, [0]
         return True
+
+    def _read_text(self, features: "Tensor", text: Sequence[int], first: int) -> tuple["Tensor", "Tensor"]:
+        """Make rows of a text that begins at position `first`; what `_finish` needs of the last ones."""
+        import torch
+
+        with torch.inference_mode():
+            tokens = torch.tensor(text, device=features.device)
+            positions = torch.arange(first, first + len(tokens), device=features.device)
+            for start in range(0, len(tokens), CHUNK):
+                rows = slice(start, start + CHUNK)
+                begun = self.net.begin(features[rows])
+                states, query = self._enter(begun, tokens[rows], positions[rows], self.cache_.text)
+                self.cache_.text += states.shape[1]
+        return states, query
 
     def _missing(self, tree: Tree, nodes: Sequence[int]) -> list[int]:
         """The first node without a row on the path to each of these; most often the node itself."""
@@ -239,21 +281,10 @@ class Eagle(Part):
             propose(tree, node, law, width, draws, position, rng, self.source)
 
 
-def check(net: Head, target: Any, width: int) -> None:
-    """Refuse a head that was made for another target."""
-    config, model = net.config, target.info.model
-    facts = [  # what, as the head wants it, as the target has it
-        ("a vocabulary of", config.vocab, target.info.vocab),
-        ("states of width", config.target_width, width),
-        ("embeddings of width", config.shape.width, width),
-        ("layers up to", max(config.features), target.model.config.get_text_config().num_hidden_layers),
-    ]
-    for what, ours, theirs in facts:
-        if ours > theirs or (ours < theirs and what != "layers up to"):
-            raise SapwoodError(
-                f"the {net.kind} head wants {what} {ours} and {model} has {theirs}; "
-                f"make one that fits with `sapwood train {net.kind} --model {model}`"
-            )
+def tensor(features: Any) -> "Tensor":
+    """Features as they are, or those that a claim stands for."""
+    found: Tensor = features.tensor() if hasattr(features, "tensor") else features
+    return found
 
 
 def best(logits: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from sapwood.drafters.eagle import Eagle
 from sapwood.part import Part
 from sapwood.protocols import Frontier, Request, Setting
-from sapwood.records import Draw, Outcome
+from sapwood.records import Draw, Levels, Outcome
 from sapwood.rng import Rng
 from sapwood.trained import has
 from sapwood.tree import Tree
@@ -38,6 +38,10 @@ class Found(Part):
         if self.eagle_ is not None:
             self.eagle_.source = self.source
             self.eagle_.reset(request)
+
+    def grow(self, root: int, levels: Levels) -> Tree | None:
+        """A whole tree, where it can grow one."""
+        return None if self.eagle_ is None else self.eagle_.grow(root, levels)
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Let it propose."""

@@ -3,18 +3,21 @@
 SpecInfer (arXiv 2305.09781): a token that several drafters choose is one node with several sources,
 so that an estimator can learn what their agreement is worth. Draws at random stay apart, each
 judged by its own q; chosen children come first, and draws without replacement leave them out.
+
+Where one of them grows whole trees, on a device, the round's tree is its own. The others go on reading
+along, those that need only the text while the device is busy.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sapwood.drafters.found import Found
 from sapwood.drafters.recycling import Recycling
 from sapwood.drafters.suffix import Suffix
 from sapwood.errors import Unsound
 from sapwood.part import Part, between
-from sapwood.protocols import Drafter, Frontier, Setting
-from sapwood.records import Draw
+from sapwood.protocols import Drafter, Frontier, Request, Setting
+from sapwood.records import Draw, Levels, Outcome
 from sapwood.rng import Rng
 from sapwood.tree import Tree
 
@@ -64,7 +67,43 @@ class Merge(Part):
             first = drafter.number(first) if isinstance(drafter, Merge) else first + 1
         return first
 
+    def reset(self, request: Request) -> None:
+        """Begin a request in each of them."""
+        self.late_: list[tuple[Part, Outcome]] = []  # rounds that a drafter has yet to observe
+        super().reset(request)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Let each of them learn; those that can wait while a device is to grow the next tree do."""
+        self._catch_up()
+        whole = outcome.grown.pruned is not None
+        for drafter in self.nested():
+            if whole and getattr(drafter, "patient", False):
+                self.late_.append((drafter, outcome))
+            else:
+                drafter.observe(outcome)
+
+    def _catch_up(self) -> None:
+        late, self.late_ = self.late_, []
+        for drafter, outcome in late:
+            drafter.observe(outcome)
+
+    def close(self) -> None:
+        """Free what they held."""
+        self._catch_up()
+        super().close()
+
+    def grow(self, root: int, levels: Levels) -> Tree | None:
+        """A whole tree of the first drafter that can grow one; None where none can."""
+        for drafter in self.drafters:
+            ask: Any = getattr(drafter, "grow", None)
+            tree: Tree | None = None if ask is None else ask(root, levels)
+            if tree is not None:
+                self._catch_up()
+                return tree
+        return None
+
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Let each drafter add its children, those that choose before those that draw."""
+        self._catch_up()
         for drafter in sorted(self.drafters, key=lambda drafter: drafter.draws is not Draw.TOPK):
             drafter.expand(tree, frontier, rng)

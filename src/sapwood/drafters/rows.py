@@ -1,4 +1,4 @@
-"""Keys and values of a head of one layer: the rows of the text first, those of a tree in flight behind them."""
+"""What drafters with a head of one layer keep: whether it fits the target, and the keys and values of its rows."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,12 +6,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sapwood.arrays import BoolArray
+from sapwood.errors import SapwoodError
 from sapwood.tree import CAPACITY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SPARE = 256  # slots a request has beyond its prompt's at first
+
+
+def check(net: Any, target: Any, width: int) -> None:
+    """Refuse a head that was made for another target."""
+    config, model = net.config, target.info.model
+    facts = [  # what, as the head wants it, as the target has it
+        ("a vocabulary of", config.vocab, target.info.vocab),
+        ("states of width", config.target_width, width),
+        ("embeddings of width", config.shape.width, width),
+        ("layers up to", max(config.features), target.model.config.get_text_config().num_hidden_layers),
+    ]
+    for what, ours, theirs in facts:
+        if ours > theirs or (ours < theirs and what != "layers up to"):
+            raise SapwoodError(
+                f"the {net.kind} head wants {what} {ours} and {model} has {theirs}; "
+                f"make one that fits with `sapwood train {net.kind} --model {model}`"
+            )
 
 
 class Cache:
@@ -29,6 +47,10 @@ class Cache:
             self.keys, self.values = doubled(self.keys, stop), doubled(self.values, stop)
         self.keys[:, :, start:stop] = key
         self.values[:, :, start:stop] = value
+
+    def close(self) -> None:
+        """Free the rows."""
+        del self.keys, self.values, self.outputs
 
     def take(self, rows: list[int]) -> "Tensor":
         """Outputs of these rows of the tree, [rows, width]."""

@@ -47,6 +47,7 @@ class Suffix(Part):
     paper: ClassVar[str] = "2411.04975"
     draws: ClassVar[Draw] = Draw.TOPK
     needs: ClassVar[frozenset[str]] = frozenset()
+    patient: ClassVar[bool] = True  # observes the text alone, so it may do so late
 
     def __post_init__(self) -> None:
         at_least(1, shortest=self.shortest)

@@ -37,34 +37,57 @@ class Binned(Part):
         """Start counting; the counts are shared by all requests."""
         shape = (SOURCES, len(EDGES) + 1, RANKS, DEPTHS)
         self.hits, self.trials = np.zeros(shape), np.zeros(shape)
+        self.ready: dict[int, FloatArray] = {}  # source -> its lines, made before they are asked for
 
     def chance(self, tree: Tree, start: int) -> FloatArray:
         """Counted acceptance of each node from `start` on."""
-        raw, (source, confidence, rank, depth) = tree.probs[start:], cells(tree, start)
+        raw, (source, confidence, rank, depth) = tree.probs[start:], cells(tree, slice(start, None))
         hits, trials = self.hits[source, confidence], self.trials[source, confidence]  # [n, ranks, depths]
         rough = (hits.sum((1, 2)) + self.coarse * raw) / (trials.sum((1, 2)) + self.coarse)
         each = np.arange(len(raw))
         exact: FloatArray = (hits[each, rank, depth] + self.fine * rough) / (trials[each, rank, depth] + self.fine)
         return exact
 
+    def lines(self, source: int) -> FloatArray:
+        """The same for nodes of one drafter alone: chance = a + b * confidence, [confidence * rank * depth, 2]."""
+        if source not in self.ready:
+            self.ready[source] = self._fit(source)
+        return self.ready[source]
+
+    def _fit(self, source: int) -> FloatArray:
+        """The lines of a drafter, from all counts so far."""
+        place, shape = (1 << source) % SOURCES, (len(EDGES) + 1, RANKS * DEPTHS)
+        hits, trials = self.hits[place].reshape(shape), self.trials[place].reshape(shape)
+        total, each = trials.sum(1, keepdims=True) + self.coarse, trials + self.fine
+        found = np.empty((*shape, 2))
+        found[..., 0] = (hits + hits.sum(1, keepdims=True) * (self.fine / total)) / each
+        found[..., 1] = (self.fine * self.coarse / total) / each
+        return found.reshape(-1, 2)
+
     def observe(self, outcome: Outcome) -> None:
         """Count every drafted child of an accepted node, checked or not."""
-        grown, hit, tried = outcome.grown, *judged(outcome)
-        where = tuple(column[tried[1:]] for column in cells(grown, 1))
-        np.add.at(self.trials, where, 1.0)
-        np.add.at(self.hits, where, hit[tried].astype(float))
-        full = self.trials > self.memory
-        self.trials[full] /= 2
-        self.hits[full] /= 2
+        if len(outcome.grown) == 1:
+            return
+        hit, tried = judged(outcome)
+        nodes = np.flatnonzero(tried)
+        where = np.ravel_multi_index(cells(outcome.grown, nodes), self.trials.shape)
+        trials = self.trials.reshape(-1)
+        np.add.at(trials, where, 1.0)
+        np.add.at(self.hits.reshape(-1), where, hit[nodes].astype(float))
+        if trials[where].max(initial=0.0) > self.memory:
+            full = self.trials > self.memory
+            self.trials[full] /= 2
+            self.hits[full] /= 2
+        self.ready.update({source: self._fit(source) for source in self.ready})
 
 
-def cells(tree: Tree, start: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The table cell of each node from `start` on: source, confidence, rank, depth."""
-    depth = np.minimum(np.log2(np.maximum(tree.depths[start:], 1)).astype(np.int64), DEPTHS - 1)
+def cells(tree: Tree, nodes: slice | IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """The table cell of each of these nodes: source, confidence, rank, depth."""
+    depth = np.minimum(np.log2(np.maximum(tree.depths[nodes], 1)).astype(np.int64), DEPTHS - 1)
     return (
-        tree.sources[start:] % SOURCES,
-        np.searchsorted(EDGES, tree.probs[start:]),
-        np.minimum(tree.ranks[start:], RANKS - 1),
+        tree.sources[nodes] % SOURCES,
+        np.searchsorted(EDGES, tree.probs[nodes]),
+        np.minimum(tree.ranks[nodes], RANKS - 1),
         depth,
     )
 
@@ -73,7 +96,9 @@ def judged(outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
     """For each drafted node: was its token the target's, and was it put to the question at all, [n] each."""
     grown, tree, verdict = outcome.grown, outcome.tree, outcome.verdict
     path = np.array(verdict.path) if tree.kept is None else tree.kept[list(verdict.path)]
-    tried = np.isin(grown.parents, path)
-    hit = np.isin(np.arange(len(grown)), path)
+    hit = np.zeros(len(grown), bool)
+    hit[path] = True
+    tried = hit[grown.parents]
+    tried[0] = False  # the root was not drafted
     hit |= (grown.parents == path[-1]) & (grown.tokens == verdict.bonus)
     return hit, tried

@@ -11,6 +11,9 @@ from sapwood.tree import Tree
 class Raw(Part):
     """Trust the drafter: the chance of a node is its draft probability."""
 
+    def lines(self, source: int) -> None:
+        """No corrections, for growth that values nodes elsewhere."""
+
     def chance(self, tree: Tree, start: int) -> FloatArray:
         """The drafter's own words."""
         return tree.probs[start:]

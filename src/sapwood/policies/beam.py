@@ -11,7 +11,7 @@ from sapwood.estimators.raw import Raw
 from sapwood.part import Part, at_least
 from sapwood.policies.reach import value, worth
 from sapwood.protocols import Estimator, Frontier
-from sapwood.records import Budget, Prune
+from sapwood.records import Budget, Levels, Prune
 from sapwood.tree import Tree
 
 
@@ -35,6 +35,13 @@ class Beam(Part):
         reach = value(tree, self.estimator)
         level = [node for node in tree.level(tree.height) if not tree.expanded[node]]
         return [(node, budget.width) for node in sorted(level, key=lambda node: -reach[node])[: self.beam]]
+
+    def levels(self, budget: Budget) -> Levels | None:
+        """The same tree for a drafter that grows it whole; None where the estimator must see it grow."""
+        lines = getattr(self.estimator, "lines", None)
+        if lines is None or budget.price is not None:
+            return None
+        return Levels(budget.nodes, budget.depth, self.beam, budget.width, lines)
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The best nodes, as many as the budget allows and the price justifies."""

@@ -14,9 +14,10 @@ import numpy as np
 
 from sapwood.estimators.binned import Binned
 from sapwood.part import Part, at_least
+from sapwood.policies.ahead import Ahead
 from sapwood.policies.reach import leaves, value, worth
-from sapwood.protocols import Estimator, Frontier
-from sapwood.records import Budget, Prune
+from sapwood.protocols import Estimator, Frontier, Setting
+from sapwood.records import Budget, Levels, Outcome, Prune
 from sapwood.tree import Tree
 
 
@@ -32,6 +33,24 @@ class Best(Part):
 
     def __post_init__(self) -> None:
         at_least(1, stride=self.stride)
+
+    def bind(self, setting: Setting) -> None:
+        """Begin without expectations; they are shared by all requests."""
+        super().bind(setting)
+        self.ahead = Ahead()
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what nodes are worth, for trees that are grown whole."""
+        super().observe(outcome)
+        self.ahead.observe(outcome)
+
+    def levels(self, budget: Budget) -> Levels | None:
+        """A shape for a drafter that grows the tree whole: what paid lately; None if the estimator must see it grow."""
+        lines = getattr(self.estimator, "lines", None)
+        if lines is None:
+            return None
+        depth = self.ahead.depth(budget, self.ahead.price(budget, self.stride))
+        return Levels(self.ahead.size(budget), depth, self.stride, budget.width, lines)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sapwood.backends.torch.model import TorchBackend
 from sapwood.errors import SapwoodError
 from sapwood.text import Text
 from sapwood.train.generate import Generator, nothing
-from sapwood.train.prompts import Frame, Prompts, read
+from sapwood.train.prompts import Frame, Prompts, mark, read
 from sapwood.train.shards import Chat, DataSettings, Writer, digest
 
 FORMAT = 1  # of corpus.json and the shards
@@ -223,11 +222,8 @@ def pack(chats: Sequence[Chat]) -> dict[str, Any]:
 
 def describe(backend: TorchBackend, prompts: Path | None, seed: int, settings: DataSettings) -> dict[str, Any]:
     """What decides the content of a corpus, as it stands in its file."""
-    try:
-        mark = sha256(prompts.read_bytes()).hexdigest() if prompts else None
-    except OSError as error:
-        raise SapwoodError(f"the prompts file {prompts} cannot be read ({error.strerror}); check the path") from error
-    record = {"format": FORMAT, "model": backend.info.model, "seed": seed, "prompts": mark, **asdict(settings)}
+    source = {"model": backend.info.model, "seed": seed, "prompts": mark(prompts)}
+    record = {"format": FORMAT, **source, **asdict(settings)}
     return dict(json.loads(json.dumps(record)))
 
 

@@ -27,7 +27,7 @@ class Shape:
     beam: int = 10  # leaves expanded per level, and children of each
 
 
-CHAIN6, SMALL, MIDDLE, LARGE = Shape(6, 6, 1), Shape(16, 6, 8), Shape(32, 8, 10), Shape(64, 10, 10)
+CHAIN6, SMALL, MIDDLE, LARGE = Shape(6, 6, 1), Shape(16, 6, 8), Shape(32, 8, 10), Shape(64, 16, 10)
 
 
 @torch.inference_mode()

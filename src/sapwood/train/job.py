@@ -16,10 +16,11 @@ from sapwood.paths import cache_folder
 from sapwood.text import Text
 from sapwood.train import checkpoint, curves, ranks
 from sapwood.train import corpus as corpora
-from sapwood.train.corpus import Corpus
+from sapwood.train.corpus import Corpus, finished_shards
 from sapwood.train.course import Course
 from sapwood.train.kinds import course
-from sapwood.train.loop import Loop, LoopSettings, Notes, Stopped, pairs
+from sapwood.train.loop import Loop, LoopSettings, Notes, Stopped, pairs, remembered
+from sapwood.train.prompts import mark
 from sapwood.train.several import Several, of_one
 from sapwood.train.target import Teacher
 from sapwood.train.vocabulary import coverage
@@ -64,13 +65,13 @@ def run(job: Job, watch: Watch) -> list[dict[str, Any]]:
     homes = homes_of(job, [one.kind for one in courses])
     checkpoint.check_homes(homes)
     state = homes[0] / "state.safetensors"
-    texts = read(job, backend, Text.load(folder), state.is_file(), watch)
+    texts = again(job, state) if state.is_file() else read(job, backend, Text.load(folder), watch)
     teacher = Teacher(backend)
     left = job.minutes * 60 - (time.monotonic() - began)
     settings = LoopSettings(steps=job.steps, seconds=left, tokens=BATCH[teacher.device.type], seed=job.seed)
     whole: Any = courses[0] if len(courses) == 1 else Several(courses)
     watch.say(f"training {', '.join(one.kind for one in courses)} on {len(texts)} texts")
-    loop = Loop(whole, teacher, texts, settings, state, watch.steps, watch.stop)
+    loop = Loop(whole, teacher, texts, settings, state, watch.steps, watch.stop, asked=asked(job))
     head, notes = loop.run()
     records = []
     for index, (one, taught) in enumerate(pairs(whole, head)):
@@ -111,11 +112,34 @@ def data_of(job: Job) -> Path:
     return job.data or cache_folder() / "corpora" / trained.safe(trained.named(job.model))
 
 
-def read(job: Job, backend: TorchBackend, text: Text, begun: bool, watch: Watch) -> Corpus:
+def asked(job: Job) -> dict[str, Any]:
+    """What the texts are asked for with, as a state remembers it."""
+    return {"prompts": mark(job.prompts), "tokens": job.tokens}
+
+
+def again(job: Job, state: Path) -> Corpus:
+    """The texts that the run of this state began with."""
+    began = remembered(state).asked
+    for name, value in asked(job).items():
+        if value is None or name not in began or value == began[name]:
+            continue
+        was = "without" if began[name] is None else "with other" if name == "prompts" else f"with {began[name]} as"
+        raise SapwoodError(
+            f"the run in {state} began {was} --{name}, and its texts stay as they are, so {getattr(job, name)} cannot "
+            f"be heeded; leave --{name} out to go on, or give another --out and --data"
+        )
+    folder = data_of(job)
+    if not finished_shards(folder):
+        raise SapwoodError(
+            f"the texts that the run in {state} began with are gone from {folder}; bring them back, "
+            "name their folder as --data, or delete the state to begin anew"
+        )
+    return Corpus.open(folder)
+
+
+def read(job: Job, backend: TorchBackend, text: Text, watch: Watch) -> Corpus:
     """The corpus of this model, made or continued."""
     folder = data_of(job)
-    if begun:  # a run that goes on must find the texts it began with
-        return Corpus.open(folder)
     seconds = None if job.tokens is not None else job.minutes * 60 * DATA_SHARE
     options: dict[str, Any] = {"tokens": job.tokens, "seconds": seconds, "seed": job.seed}
     found = corpora.make(backend, text, folder, prompts=job.prompts, progress=watched(watch), **options)

@@ -70,6 +70,7 @@ class Notes:
     spent: float = 0.0  # seconds
     tokens: int = 0
     curve: list[Point] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)  # what the texts were asked for with
 
 
 class Stopped(Exception):
@@ -88,6 +89,7 @@ class Loop:
     report: Callable[[Notes], None] = lambda _: None  # told of every point, and of the newest steps in between
     asked_to_stop: Callable[[], bool] = lambda: False
     now: Callable[[], float] = time.monotonic
+    asked: dict[str, Any] = field(default_factory=dict)  # kept with the state
 
     def run(self) -> tuple[nn.Module, Notes]:
         """Train to the end of the plan; return the head and what happened."""
@@ -110,7 +112,7 @@ class Loop:
 
     def _resume(self) -> Notes:
         if not self.state.is_file():
-            return Notes(self._name(), plan=self.settings.steps)
+            return Notes(self._name(), plan=self.settings.steps, asked=self.asked)
         notes = remembered(self.state)
         if notes.run != self._name():
             raise SapwoodError(

@@ -103,7 +103,7 @@ def texts_of(asked: Job, backend: TorchBackend, text: Text, wanted: int, watch: 
     folder, begun = job.data_of(asked), any(recordings(asked).glob("*.safetensors"))
     if (folder / SETTINGS).is_file() and len(found := Corpus.open(folder)) >= (LEAST if begun else wanted):
         return found
-    return job.read(asked, backend, text, False, watch)
+    return job.read(asked, backend, text, watch)
 
 
 def choose(

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,12 +131,23 @@ def read(path: Path, frame: Frame, limit: int) -> Prompts:
     return Prompts(short, long=len(unique) - len(short), repeated=len(found) - len(unique))
 
 
+def content(path: Path) -> bytes:
+    """What stands in a file of prompts."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SapwoodError(f"the prompts file {path} cannot be read ({error.strerror}); check the path") from error
+
+
+def mark(path: Path | None) -> str | None:
+    """By what a file of prompts is known again, wherever it lies; None where there is none."""
+    return sha256(content(path)).hexdigest() if path else None
+
+
 def lines(path: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
     """Number and messages of each line that is not blank."""
     try:
-        said = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise SapwoodError(f"the prompts file {path} cannot be read ({error.strerror}); check the path") from error
+        said = content(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         raise SapwoodError(f"line {number} of {path} is not UTF-8 (byte {error.start}); save it as UTF-8") from error

@@ -17,6 +17,10 @@ Step = Callable[[Tree, int, FloatArray, int, Rng], tuple[int | None, int]]
 
 def follow(tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
     """Take the target's own token at each node and follow it while the tree holds it."""
+    at_once = getattr(laws, "follow", None)
+    verdict: Verdict | None = None if at_once is None else at_once(position, rng)
+    if verdict is not None:
+        return verdict
     path = [ROOT]
     while True:
         token = laws.draw(path[-1], position + len(path), rng)

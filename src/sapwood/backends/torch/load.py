@@ -12,6 +12,7 @@ import torch
 from sapwood.backends.torch.attention import register
 from sapwood.backends.torch.find import AUTO, check, find_folder
 from sapwood.backends.torch.gguf import Progress
+from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.network import Network
 from sapwood.backends.torch.support import check_tree, fused, model_class
@@ -46,12 +47,30 @@ def load(
 
 def build(model: Any, name: str, dtype: str | None, progress: Progress) -> TorchBackend:
     """A backend for this model, by the fastest network that runs it in the number format asked for."""
+    if model.device.type == "cuda":
+        return on_cuda(model, name, progress)
     if model.device.type != "cpu" or dtype not in (*AUTO, "int8"):
         return TorchBackend(model, name)
     network = packed(model, progress)
     if network is None and dtype == "int8":
         raise SapwoodError(f"model {name!r} cannot be run in int8 here; use float32, or a Llama-like model with numba")
     return TorchBackend(model, name, network)
+
+
+def on_cuda(model: Any, name: str, progress: Progress) -> TorchBackend:
+    """A backend of fused kernels where the model is Llama-like in half precision and they can be compiled."""
+    half = model.dtype in (torch.float16, torch.bfloat16)
+    recent = torch.cuda.get_device_capability(model.device) >= (8, 0)
+    found = describe(model) if half and recent and importlib.util.find_spec("triton") is not None else None
+    if found is None:
+        return TorchBackend(model, name)
+    from sapwood.backends.torch.fused.backend import FusedBackend
+    from sapwood.backends.torch.fused.tune import prepare
+
+    progress("preparing the kernels")
+    backend = FusedBackend(model, name, found=found)
+    prepare(backend.fused)
+    return backend
 
 
 def packed(model: Any, progress: Progress) -> Network | None:

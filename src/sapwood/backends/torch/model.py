@@ -5,6 +5,7 @@ is asked about them are the same for all.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,14 @@ class TorchBackend:
         if unknown:
             raise SapwoodError(f"{self.info.model} has {depth} layers; it cannot show the inputs of {unknown}")
         self._watched.update(layers)
+
+    def grower(self, head: Any, embedding: torch.Tensor) -> Any:
+        """What grows whole trees of an EAGLE-3 head without the host in between; None where that gains nothing."""
+        if self.device.type != "cuda" or find_spec("triton") is None:
+            return None
+        from sapwood.backends.torch.fused.grow import Grower
+
+        return Grower(head, embedding)
 
     def _own(self, job: Work) -> TorchSession:
         session = job.session

@@ -8,17 +8,24 @@ import numpy as np
 import torch
 
 from sapwood.arrays import FloatArray, IntArray
+from sapwood.tree import Tree
 
 
 class TorchScores:
     """Logits, and on request hidden states, of the rows of one tree."""
 
     def __init__(
-        self, logits: torch.Tensor | Callable[[], torch.Tensor], hidden: Mapping[int, torch.Tensor] | None = None
+        self,
+        logits: torch.Tensor | Callable[[], torch.Tensor],
+        hidden: Mapping[int, torch.Tensor] | None = None,
+        *,
+        static: bool = False,  # the logits lie where those of the next pass will: steps that read them may be captured
     ) -> None:
         self._given = logits  # [n, vocab], or how to compute them
         self._hidden = hidden or {}  # layer -> [n, width]
         self._best: IntArray | None = None
+        self._static = static
+        self._walked: Any = None  # a tree on the device whose path was walked there
 
     @cached_property
     def _logits(self) -> torch.Tensor:
@@ -48,9 +55,36 @@ class TorchScores:
         logits: FloatArray = self._logits[row].float().cpu().numpy()
         return logits
 
+    def follow(self, tree: Tree, temperature: float, key: Callable[[int], int]) -> tuple[tuple[int, ...], int] | None:
+        """Path and bonus by the target's own tokens, on the device; None where the host does as well.
+
+        At temperature 0 they are the best ones, else keyed draws: `key` names the noise after a depth.
+        """
+        from sapwood.backends.torch.fused.tree import DeviceTree
+
+        if not isinstance(tree, DeviceTree):
+            return None
+        from sapwood.backends.torch.fused.verify import follow
+
+        leading = getattr(self, "best", None)  # of each row on the device, where the pass has found them
+        found = follow(tree, self._logits, temperature, key, leading=leading, hidden=self._hidden, static=self._static)
+        self._walked = None if found is None else tree
+        return found
+
     def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """Hidden states of these rows on the device, [rows, layers * width], layers in the order asked for."""
         missing = [layer for layer in layers if layer not in self._hidden]
         if missing:
             raise ValueError(f"the inputs of layers {missing} were not kept; call backend.watch({list(layers)}) first")
-        return torch.cat([self._hidden[layer][list(rows)] for layer in layers], -1)
+        first = rows[0] if len(rows) else 0
+        if first >= 0 and list(rows) == list(range(first, first + len(rows))):
+            return torch.cat([self._hidden[layer][first : first + len(rows)] for layer in layers], -1)
+        where = self._rows(rows)
+        return torch.cat([self._hidden[layer].index_select(0, where) for layer in layers], -1)
+
+    def _rows(self, rows: Sequence[int]) -> torch.Tensor:
+        """These rows as an index on the device, without a transfer where they were walked there."""
+        walked: torch.Tensor | None = None if self._walked is None else self._walked.path_rows(tuple(rows))
+        if walked is not None:
+            return walked
+        return torch.tensor(list(rows), dtype=torch.int64, device=next(iter(self._hidden.values())).device)

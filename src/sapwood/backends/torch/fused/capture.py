@@ -1,0 +1,59 @@
+"""A function over buffers that stay where they are: run as it is, or captured once as a CUDA graph and replayed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Memory:
+    """Memory that captured steps share.
+
+    A small graph of its own keeps it: torch forgets a pool whose last graph is dropped, and captures there no more.
+    """
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+        self.keeper: Any = None
+
+    def take(self) -> Any:
+        """The pool to capture in."""
+        if self.handle is None:
+            cuda: Any = torch.cuda
+            self.handle, self.keeper = cuda.graph_pool_handle(), cuda.CUDAGraph()
+            with cuda.graph(self.keeper, pool=self.handle, capture_error_mode="thread_local"):
+                torch.zeros(1, device="cuda")
+        return self.handle
+
+
+class Captured:
+    """Runs a step; on a GPU the second run and those after it are replays of one graph."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device, memory: Memory | None = None) -> None:
+        self.step, self.device, self.memory = step, device, memory
+        self.graph: Any = None
+        self.ready = False  # the first run loads what kernels need
+
+    @property
+    def steady(self) -> bool:
+        """True where the next run prepares nothing."""
+        return self.graph is not None or self.device.type != "cuda"
+
+    def __call__(self) -> None:
+        """Do the step."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.device.type != "cuda" or not self.ready:
+            self.step()
+            self.ready = True
+        else:
+            self.graph = self._capture()
+            self.graph.replay()
+
+    def _capture(self) -> Any:
+        cuda: Any = torch.cuda  # parts of it have no types
+        torch.cuda.synchronize(self.device)
+        graph, pool = cuda.CUDAGraph(), None if self.memory is None else self.memory.take()
+        with cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            self.step()
+        return graph

@@ -1,0 +1,99 @@
+"""From the grown tree to the checked one: the nodes of largest reach, in order, and which rows each of them sees."""
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sapwood.backends.torch.fused.launch import options, wait
+from sapwood.backends.torch.fused.plain import NODES
+from sapwood.backends.torch.fused.topk import tile
+from sapwood.backends.torch.fused.tree import ROWS, WORDS, Parcel
+
+BLOCK = 32  # nodes that one program ranks
+
+
+@triton.jit
+def rank_of(reach, nodes, size, step: tl.constexpr, block: tl.constexpr):
+    """How many nodes come before each of these [block]: those of larger reach, and earlier ones of the same."""
+    own = tl.load(reach + nodes, nodes < size, -1)
+    rank = tl.zeros((block,), tl.int32)
+    for start in range(0, size, step):
+        others = start + tl.arange(0, step)
+        theirs = tl.load(reach + others, others < size, -1)[None, :]
+        first = (theirs > own[:, None]) | ((theirs == own[:, None]) & (others[None, :] < nodes[:, None]))
+        rank += tl.sum(first.to(tl.int32), 1)
+    return rank
+
+
+@triton.jit(do_not_specialize=["size"])
+def _ranks(reach, ranks, size, step: tl.constexpr, block: tl.constexpr, early: tl.constexpr):
+    nodes = tl.program_id(0) * block + tl.arange(0, block)
+    wait(early)
+    tl.store(ranks + nodes, rank_of(reach, nodes, size, step, block), nodes < size)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _keep(
+    ranks, facts, new, kept, size, known: tl.constexpr, rows: tl.constexpr, tile_n: tl.constexpr, early: tl.constexpr
+):
+    nodes, each = tl.arange(0, tile_n), tl.arange(0, rows)
+    wait(early)
+    inside = nodes < size
+    held = inside & (tl.load(ranks + nodes, inside, size) <= tl.load(facts + known))
+    place = tl.cumsum(held.to(tl.int32), 0) - 1
+    tl.store(new + nodes, tl.where(held, place, -1).to(tl.int64), inside)
+    tl.store(kept + each, tl.zeros((rows,), tl.int64), each > tl.load(facts + known))
+    tl.store(kept + place, nodes.to(tl.int64), held)
+
+
+@triton.jit(do_not_specialize=["deepest"])
+def _rows(
+    new, kept, facts, grown_tokens, grown_parents, grown_probs, grown_reach, all_depths, all_ranks,
+    tokens, parents, depths, ranks, probs, reach, seen, deepest,
+    known: tl.constexpr, words: tl.constexpr, block: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    wait(early)
+    used = row <= tl.load(facts + known)
+    node = tl.load(kept + row)
+    up = tl.load(grown_parents + node)
+    above = tl.where(up < 0, -1, tl.load(new + tl.maximum(up, 0)))
+    tl.store(tokens + row, tl.where(used, tl.load(grown_tokens + node), 0))
+    tl.store(parents + row, tl.where(used, above, -1))
+    tl.store(depths + row, tl.where(used, tl.load(all_depths + node), 0))
+    tl.store(ranks + row, tl.where(used, tl.load(all_ranks + node), 0))
+    tl.store(probs + row, tl.where(used, tl.load(grown_probs + node), 0.0))
+    tl.store(reach + row, tl.where(used, tl.load(grown_reach + node), 0.0))
+    index = tl.arange(0, words)
+    bits = tl.where((row[:, None] // 64) == index[None, :], one_at(row)[:, None], 0)
+    for _ in range(deepest):
+        going = used & (up >= 0)
+        at = tl.load(new + tl.maximum(up, 0))
+        bits |= tl.where(going[:, None] & ((at[:, None] // 64) == index[None, :]), one_at(at)[:, None], 0)
+        up = tl.where(going, tl.load(grown_parents + tl.maximum(up, 0)), -1)
+    tl.store(seen + row[:, None] * words + index[None, :], bits)
+
+
+@triton.jit
+def one_at(place):
+    """A word with the bit of this place set."""
+    return tl.full((1,), 1, tl.int64) << (place % 64).to(tl.int64)
+
+
+def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: int, early: bool = False) -> None:
+    """Keep the nodes of largest reach, earlier ones first among equals, and write what each of them sees."""
+    size, device = len(depths), depths.device
+    order, new = torch.empty(2, size, dtype=torch.int64, device=device)
+    reach = parcel.words_of("grown_reach")  # bits of numbers that are not negative have their order
+    _ranks[triton.cdiv(size, BLOCK),](reach, order, size, 128, BLOCK, early, **options(early))
+    kept = parcel.field("kept")
+    _keep[1,](order, facts, new, kept, size, NODES, ROWS, tile(size), early, **options(early, warps=8))
+    grown = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
+    fields = (parcel.field(name) for name in ("tokens", "parents", "depths", "ranks", "probs", "reach"))
+    _rows[ROWS // BLOCK,](
+        new, kept, facts, *grown, depths, ranks, *fields, parcel.rows.words, deepest,
+        NODES, WORDS, BLOCK, early, **options(early),
+    )  # fmt: skip

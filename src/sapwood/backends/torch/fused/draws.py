@@ -1,0 +1,126 @@
+"""The target's own tokens and the walk along them as Triton kernels; `verify` says what they do."""
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sapwood.backends.torch.fused.launch import options, wait
+from sapwood.backends.torch.fused.level import EARLY
+from sapwood.backends.torch.fused.pointwise import best_tokens
+from sapwood.backends.torch.fused.topk import tile
+from sapwood.backends.torch.fused.tree import LONGEST, Parcel
+
+PIECE = 2048  # logits that one program looks at
+
+
+@triton.jit
+def _noise(keys, out, vocab, piece: tl.constexpr, early: tl.constexpr):
+    level = tl.program_id(0)
+    ids = tl.program_id(1) * piece + tl.arange(0, piece)
+    wait(early)
+    key = tl.load(keys + level).to(tl.uint64, bitcast=True)
+    words = (ids + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
+    words = (words ^ (words >> 30)) * 0xBF58476D1CE4E5B9
+    words = (words ^ (words >> 27)) * 0x94D049BB133111EB
+    words = words ^ (words >> 31)
+    uniform = ((words >> 12).to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
+    tl.store(out + level.to(tl.int64) * vocab + ids, -tl.log(-tl.log(uniform)), ids < vocab)
+
+
+def noise(keys: Tensor, vocab: int, out: Tensor) -> None:
+    """Gumbel noise of each key, [keys, vocab] float64."""
+    _noise[len(keys), triton.cdiv(vocab, 512)](keys, out, vocab, 512, EARLY, **options(EARLY))
+
+
+@triton.jit
+def _drawn(logits, gumbel, depths, temperature, values, tokens, vocab, pieces, size: tl.constexpr, early: tl.constexpr):
+    row, piece = tl.program_id(0), tl.program_id(1)
+    at = piece * size + tl.arange(0, size)
+    wait(early)
+    there, depth = at < vocab, tl.load(depths + row)
+    raw = tl.load(logits + row.to(tl.int64) * vocab + at, there, float("-inf")).to(tl.float64)
+    chances = raw / tl.load(temperature) + tl.load(gumbel + depth * vocab + at, there, 0.0)
+    peak = tl.max(chances, 0)
+    tl.store(values + row * pieces + piece, peak)
+    tl.store(tokens + row * pieces + piece, tl.min(tl.where(chances == peak, at, vocab), 0).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["pieces"])
+def _best(values, tokens, said, pieces, size: tl.constexpr, early: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, size)
+    wait(early)
+    there = at < pieces
+    chances = tl.load(values + row * pieces + at, there, float("-inf"))
+    ids = tl.load(tokens + row * pieces + at, there, 0x7FFFFFFF)
+    peak = tl.max(chances, 0)
+    tl.store(said + row, tl.min(tl.where(there & (chances == peak), ids, 0x7FFFFFFF), 0))
+
+
+def drawn(logits: Tensor, gumbel: Tensor, depths: Tensor, temperature: Tensor, said: Tensor) -> None:
+    """The keyed draw of each row: its depth names its noise."""
+    rows, vocab = logits.shape
+    pieces = triton.cdiv(vocab, PIECE)
+    values = torch.empty(rows, pieces, dtype=torch.float64, device=logits.device)
+    tokens = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
+    _drawn[rows, pieces](
+        logits, gumbel, depths, temperature, values, tokens, vocab, pieces, PIECE, EARLY, **options(EARLY)
+    )
+    _best[rows,](values, tokens, said, pieces, tile(pieces), EARLY, **options(EARLY, warps=1))
+
+
+def best(logits: Tensor, said: Tensor) -> None:
+    """The best token of each row; the lowest id wins a tie."""
+    best_tokens(logits, said[: len(logits)], EARLY)
+
+
+@triton.jit
+def _recall(verdict, states, out, width, wide, column, tile_w: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, tile_w)
+    if row < tl.load(verdict):
+        node = tl.load(verdict + 2 + row)
+        values = tl.load(states + node * width + at, at < width, 0.0)
+        tl.store(out + row * wide + column + at, values, at < width)
+
+
+def recall(parcel: Parcel, states: Sequence[Tensor]) -> None:
+    """Put what the target thought of the walked path where a growth reads it."""
+    out, column = parcel.thoughts, 0
+    assert out is not None
+    for layer in states:
+        assert layer.is_contiguous()
+        _recall[len(out),](
+            parcel.field("verdict"), layer, out, layer.shape[1], out.shape[1], column, tile(layer.shape[1]),
+            **options(EARLY),
+        )  # fmt: skip
+        column += layer.shape[1]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _walk(said, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr, early: tl.constexpr):
+    each = tl.arange(0, size)
+    wait(early)
+    there = each < rows
+    token, up = tl.load(tokens + each, there, -1), tl.load(parents + each, there, -2)
+    word = tl.load(said + tl.maximum(up, 0), there & (up >= 0), -2)  # what was said after each row's parent
+    taken = there & (up >= 0) & (token == word)
+    node, count, going = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32), tl.full((), 1, tl.int32)
+    while going > 0:
+        tl.store(verdict + 2 + count, node)
+        count += 1
+        found = tl.min(tl.where(taken & (up == node), each, size), 0)
+        going = tl.where((found < size) & (count < longest), 1, 0)
+        node = tl.where(going > 0, found, node)
+    tl.store(verdict, count)
+    tl.store(verdict + 1, tl.load(said + node))
+
+
+def walk(parcel: Parcel, said: Tensor, rows: int) -> None:
+    """Follow what was said from the root while the tree holds it."""
+    tokens, parents = parcel.rows.tokens, parcel.rows.parents
+    verdict = parcel.field("verdict")
+    _walk[1,](said, tokens, parents, verdict, rows, LONGEST, tile(rows), EARLY, **options(EARLY, warps=1))

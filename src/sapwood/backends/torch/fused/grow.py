@@ -1,0 +1,283 @@
+"""The whole growth of an EAGLE-3 tree on the device: text rows, levels, the best nodes; one graph per form.
+
+The body of a growth is an ordinary function over buffers that stay where they are. What changes from
+round to round, lengths included, reaches it in one small transfer, so that a captured growth is right
+for any text. It grows the tree that policy `beam` grows step by step.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sapwood.arrays import FloatArray, IntArray
+from sapwood.backends.torch.fused import plain
+from sapwood.backends.torch.fused.capture import Captured, Memory
+from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angles_of
+from sapwood.backends.torch.fused.layer import Form, describe, form_of
+from sapwood.backends.torch.fused.plain import FACTS, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
+from sapwood.backends.torch.fused.seats import Pool, Seat
+from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, DeviceTree, Parcel, Round, ints, reals
+from sapwood.records import Levels, Outcome
+from sapwood.tree import CAPACITY, Tree
+
+POSITIONS = 8192  # for which angles are made at first
+TIMED = 8  # one growth in so many is timed
+
+
+def kernels(device: torch.device) -> Any:
+    """The module whose functions do the steps on this device."""
+    if device.type != "cuda":
+        return plain
+    from sapwood.backends.torch.fused import level
+
+    return level
+
+
+class Grower:
+    """Grows trees of one head on the device that holds it."""
+
+    text = TEXT
+
+    def __init__(self, net: Any, embedding: Tensor) -> None:
+        self.device, self.layer = embedding.device, describe(net, embedding)
+        self.pool, self.parcel, self.inbox = Pool(self.layer), Parcel(self.device), Inbox(self.device)
+        self.ops, self.angles = kernels(self.device), angles_of(self.layer, POSITIONS)
+        self.parcel.thoughts = embedding.new_zeros(TEXT, self.layer.fuse.shape[1])
+        self.parcel.layers = tuple(net.config.features)
+        self.desk: Desk | None = None
+        self.captured: dict[Form, Captured] = {}
+        self.memory = Memory()  # that all captured growths share
+        self.age = 0  # of the pool when they were captured
+        self.clock = Stopwatch(self.device)
+        self.took: dict[Form, float] = {}  # seconds of each form, as last measured
+        self.growths = 0
+
+    def seat(self, text: int) -> Seat:
+        """Room for the rows of one request whose text has so many."""
+        return Seat(self.pool, text)
+
+    def form(self, levels: Levels) -> Form | None:
+        """The form of these levels; None where it is more than the buffers are made for."""
+        form = form_of(levels.depth, levels.beam, min(levels.width, len(self.layer.vocabulary)))
+        fits = form.size <= CAPACITY and form.opened <= OPENED and levels.nodes < ROWS and form.beam <= ROWS
+        return form if fits else None
+
+    @torch.inference_mode()
+    def grow(
+        self,
+        seat: Seat,
+        features: Tensor | Claim,
+        tokens: Sequence[int],
+        committed: int,
+        levels: Levels,
+        source: int = 0,
+    ) -> Tree:
+        """Read new text, features [rows, width] and the token after each, the root last; and grow a tree from it."""
+        form = self.form(levels)
+        assert form is not None
+        assert 0 < len(tokens) <= TEXT
+        self._make_room(seat.text + TEXT + form.opened, committed + form.depth)
+        self._desk(form)
+        self._place(features)
+        nodes = min(levels.nodes, form.size - 1)
+        self._tell(seat, tokens, committed, nodes, levels.lines(source))
+        watch = self._run(form)
+        seat.text += len(tokens)
+        return self._trees(form, nodes, source, watch)
+
+    def claim(self, outcome: Outcome) -> Claim | None:
+        """The features of the accepted path, where the verdict has left them for the next growth."""
+        tree = outcome.tree
+        ours = isinstance(tree, DeviceTree) and tree.turn.parcel is self.parcel
+        return tree.turn.claim() if ours and tree.turn.path == outcome.verdict.path else None  # type: ignore[attr-defined]
+
+    def _place(self, features: Tensor | Claim) -> None:
+        """Put features where the growth reads them, unless they lie there."""
+        if isinstance(features, Tensor) or not features.here:
+            self.parcel.vacate()
+            given = features if isinstance(features, Tensor) else features.tensor()
+            self._thoughts[: len(given)] = given
+        self.parcel.claim = None
+
+    @property
+    def _thoughts(self) -> Tensor:
+        assert self.parcel.thoughts is not None
+        return self.parcel.thoughts
+
+    def _run(self, form: Form) -> Callable[[], float]:
+        """Run a growth; how to ask for its seconds once the device has passed it."""
+        step, self.growths = self._step(form), self.growths + 1
+        if form in self.took and self.growths % TIMED:
+            step()
+            return partial(self.took.__getitem__, form)
+        ready = step.steady
+        self.clock.start()
+        step()
+        self.clock.stop()
+        return partial(self._timed, form, ready)
+
+    def _timed(self, form: Form, ready: bool) -> float:
+        """Seconds of the growth that was measured last; kept where it prepared nothing."""
+        seconds = self.clock.seconds()
+        if ready:
+            self.took[form] = seconds
+        return seconds
+
+    def _make_room(self, rows: int, positions: int) -> None:
+        """So many rows in every seat, and angles of so many positions."""
+        self.pool.make_room(rows)
+        if positions > len(self.angles):
+            self.angles = angles_of(self.layer, 2 * positions)
+            self.captured.clear()
+
+    def _tell(self, seat: Seat, tokens: Sequence[int], committed: int, nodes: int, lines: FloatArray | None) -> None:
+        new = len(tokens)
+        facts = {NEW: new, ROOT_AT: committed, TEXT_ROWS: seat.text, SEAT: seat.index}
+        facts |= {NODES: nodes, LAST: new - 1, ROOT_TOKEN: tokens[-1]}
+        self.inbox.here[: FACTS + new] = [facts.get(place, 0) for place in range(FACTS)] + list(tokens)
+        self.inbox.correct(lines)
+        self.inbox.send()
+
+    def _desk(self, form: Form) -> Desk:
+        rows = max(TEXT, form.beam)
+        if self.desk is None or len(self.desk.x) < rows:
+            self.captured.clear()
+            self.desk = Desk(self.layer, rows, OPENED)
+        return self.desk
+
+    def _step(self, form: Form) -> Captured:
+        if self.age != self.pool.age:
+            self.captured.clear()
+            self.age = self.pool.age
+        if form not in self.captured:
+            depths, ranks = (torch.from_numpy(column).to(self.device) for column in (form.depths, form.ranks))
+            self.captured[form] = Captured(partial(self.body, form, depths, ranks), self.device, self.memory)
+        return self.captured[form]
+
+    # ------------------------------------------------------------------------------ what is captured
+    def body(self, form: Form, depths: Tensor, ranks: Tensor) -> None:
+        """One growth; depths and ranks [size] are those of the grown nodes."""
+        self._text(form)
+        for depth in range(1, form.depth):
+            self._level(form, depth)
+        self.ops.cut(self.parcel, self.inbox.facts, depths, ranks, form.depth)
+
+    def _text(self, form: Form) -> None:
+        """Rows of the new text; the last one, the root's, goes through the whole layer."""
+        desk, layer, ops, inbox = self._open_desk(), self.layer, self.ops, self.inbox
+        x, base, qkv = desk.x[:TEXT], desk.base[:TEXT], desk.qkv[:TEXT]
+        ops.project(self._thoughts, layer.fuse, desk.states[:TEXT])
+        ops.pair(layer, inbox.tokens, desk.states[:TEXT], x, base)
+        ops.project(x, layer.qkv, qkv)
+        ops.turn(layer, qkv, inbox.facts, self.angles, self.pool.keys, self.pool.values, desk.query, 0, 0)
+        last = inbox.facts[LAST : LAST + 1]
+        torch.index_select(base, 0, last, out=desk.root_base)
+        torch.index_select(desk.query[:TEXT], 0, last, out=desk.root_query)
+        self._speak(form, desk.root_query, desk.root_base, None, None, 0)
+
+    def _level(self, form: Form, depth: int) -> None:
+        """Choose the best nodes at this depth, run the head on them and add their children."""
+        desk, layer, ops, inbox, parcel = self._open_desk(), self.layer, self.ops, self.inbox, self.parcel
+        rows, above, before = form.rows(depth), form.rows(depth - 1), form.before(depth)
+        first, stop = form.first(depth), form.first(depth + 1)
+        opened, sees = parcel.field("opened")[before : before + rows], desk.sees[depth % 2, :rows]
+        ops.select(
+            layer,
+            parcel.field("grown_reach")[first:stop],
+            parcel.field("grown_tokens")[first:stop],
+            first,
+            form.width,
+            desk.outputs[(depth - 1) % 2, :above],
+            desk.sees[(depth - 1) % 2, :above] if depth > 1 else None,
+            before,
+            desk.x[:rows],
+            desk.base[:rows],
+            opened,
+            sees,
+        )
+        ops.project(desk.x[:rows], layer.qkv, desk.qkv[:rows])
+        keys, values = self.pool.keys, self.pool.values
+        ops.turn(layer, desk.qkv[:rows], inbox.facts, self.angles, keys, values, desk.query, depth, before)
+        self._speak(form, desk.query[:rows], desk.base[:rows], sees, opened, depth)
+
+    def _speak(
+        self, form: Form, query: Tensor, base: Tensor, sees: Tensor | None, owners: Tensor | None, depth: int
+    ) -> None:
+        """The rest of the layer for rows at this depth, and their children."""
+        desk, layer, ops, rows = self._open_desk(), self.layer, self.ops, len(query)
+        middle, gated, read = desk.middle[:rows], desk.gated[:rows], desk.read[:rows]
+        outputs, logits = desk.outputs[depth % 2, :rows], desk.logits[:rows]
+        count = form.before(depth) + rows if depth else 0
+        ops.attend(layer, query, self.inbox.facts, self.pool.keys, self.pool.values, sees, read, count)
+        ops.project(read, layer.out, middle, residual=base)
+        ops.project(middle, layer.gate_up, gated, norm=layer.mlp_norm, eps=layer.eps, gate=True)
+        ops.project(gated, layer.down, outputs, residual=middle)
+        ops.project(outputs, layer.head, logits, norm=layer.norm, eps=layer.eps)
+        ops.leaders(
+            layer,
+            logits,
+            self.inbox.facts,
+            self.inbox.table,
+            owners,
+            depth + 1,
+            form.width,
+            form.first(depth + 1),
+            self.parcel,
+        )
+
+    def _open_desk(self) -> Desk:
+        assert self.desk is not None
+        return self.desk
+
+    # ------------------------------------------------------------------------------------ the result
+    def _trees(self, form: Form, nodes: int, source: int, watch: Callable[[], float]) -> Tree:
+        """The grown tree, with what is to be checked of it; both still lie on the device."""
+        turn, mark = Round.begin(self.parcel, form.depth), 1 << source
+        grown = DeviceTree(turn, form.size, partial(build_grown, form, mark))
+        grown.pruned = checked = DeviceTree(turn, nodes + 1, partial(build_checked, form, nodes + 1, mark))
+        checked.watch = watch
+        return grown
+
+
+def build_grown(form: Form, mark: int, words: IntArray) -> Tree:
+    """All drafted nodes on the host; `mark` is the bit of their drafter."""
+    size = form.size
+    expanded = np.zeros(size, bool)
+    expanded[0] = True
+    expanded[ints(words, "opened", form.opened)] = True
+    sources = np.full(size, mark)
+    sources[0] = 0
+    return Tree.from_columns(
+        ints(words, "grown_tokens", size),
+        ints(words, "grown_parents", size),
+        form.depths,
+        reals(words, "grown_probs", size),
+        reach=reals(words, "grown_reach", size),
+        ranks=form.ranks,
+        sources=sources,
+        expanded=expanded,
+    )
+
+
+def build_checked(form: Form, size: int, mark: int, words: IntArray) -> Tree:
+    """The checked nodes on the host."""
+    kept, sources = ints(words, "kept", size), np.full(size, mark)
+    sources[0] = 0
+    expanded = np.zeros(form.size, bool)
+    expanded[0] = True
+    expanded[ints(words, "opened", form.opened)] = True
+    return Tree.from_columns(
+        ints(words, "tokens", size),
+        ints(words, "parents", size),
+        ints(words, "depths", size),
+        reals(words, "probs", size),
+        reach=reals(words, "reach", size),
+        ranks=ints(words, "ranks", size),
+        sources=sources,
+        expanded=expanded[kept],
+        kept=kept,
+    )

@@ -1,0 +1,276 @@
+"""A Llama-like model as five kernels a layer, one captured graph per shape of a pass.
+
+All buffers stay where they are, so that a pass is an ordinary function that is either called or
+replayed. The inputs of watched layers are written to buffers of their own by the layers themselves.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from math import frexp
+
+import torch
+from torch import Tensor, nn
+
+from sapwood.arrays import IntArray
+from sapwood.backends.torch.cache import Layout
+from sapwood.backends.torch.fused.attention import WORD, Parts, attend
+from sapwood.backends.torch.fused.capture import Captured, Memory
+from sapwood.backends.torch.fused.graphs import MOST, Inbox, Load, Lone, Shape, loads, shape_of_one
+from sapwood.backends.torch.fused.kernels import project
+from sapwood.backends.torch.fused.place import place
+from sapwood.backends.torch.fused.pointwise import best_tokens, normalise
+from sapwood.backends.torch.fused.pool import Pool
+from sapwood.backends.torch.fused.qkv import Heads, project_heads
+from sapwood.backends.torch.fused.sayer import Sayer
+from sapwood.backends.torch.fused.tree import Rows as TreeRows
+from sapwood.backends.torch.llama import Layer, Llama
+from sapwood.backends.torch.network import Kept, Rows
+
+SLOTS = {"cuda": 4096, "cpu": 64}  # of a seat at first
+LOGITS = 128  # rows of logits at first
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The weight of a norm as kernels take it: at most 1 in size, so that no product overflows in float16."""
+
+    norm: Tensor
+    lift: float  # a power of two, so that dividing by it loses nothing
+
+    @classmethod
+    def of(cls, norm: Tensor) -> "Scale":
+        """Divide a norm's weight by what brings its largest entry to 1 at most."""
+        lift = max(1.0, 2.0 ** frexp(float(norm.abs().max()))[1])
+        return cls(norm / lift, lift)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a pass leaves in buffers that the next pass overwrites."""
+
+    logits: Tensor | None  # [rows, vocab]
+    best: Tensor | None  # [rows]
+    states: Tensor | None  # [rows, width], what the output head reads, of passes without it
+    kept: Kept
+
+    def copy(self) -> "Answer":
+        """The same in memory of its own."""
+        logits, best, states = (
+            None if part is None else part.clone() for part in (self.logits, self.best, self.states)
+        )
+        return Answer(logits, best, states, {layer: states.clone() for layer, states in self.kept.items()})
+
+
+class Desk:
+    """Buffers of a pass."""
+
+    def __init__(self, model: Llama) -> None:
+        like, heads = model.embedding, model.heads * model.head_width
+        self.like, self.vocab, self.width = like, model.vocab, model.width
+        self.streams = like.new_zeros(2, MOST, model.width)  # inputs of layers, in turn
+        self.middle = like.new_zeros(MOST, model.width)
+        self.queries = like.new_zeros(MOST, model.heads, model.head_width)
+        self.read = like.new_zeros(MOST, heads)
+        self.inner = like.new_zeros(MOST, model.inner)
+        self.final = like.new_zeros(MOST, model.width)
+        self.best = torch.zeros(MOST, dtype=torch.int64, device=like.device)
+        self.told = torch.zeros(MOST, dtype=torch.int64, pin_memory=like.is_cuda)  # the same on the host
+        self.heard: IntArray = self.told.numpy()
+        self.logits = like.new_zeros(LOGITS, model.vocab)
+        self.watched: dict[int, Tensor] = {}
+
+    def reserve(self, rows: int) -> bool:
+        """Room for so many rows of logits; True where it was not there."""
+        if rows <= len(self.logits):
+            return False
+        self.logits = self.like.new_zeros(MOST, self.vocab)
+        return True
+
+    def watch(self, layers: Collection[int]) -> bool:
+        """Buffers for the inputs of these layers; True where some are new."""
+        new = [layer for layer in layers if layer not in self.watched]
+        for layer in new:
+            self.watched[layer] = self.like.new_zeros(MOST, self.width)
+        return bool(new)
+
+
+class Fused:
+    """Runs passes of a described model; the network of a backend on a CUDA device."""
+
+    def __init__(self, model: Llama, slots: int = 0) -> None:
+        self.model, self.device = model, model.embedding.device
+        self.precision = str(model.embedding.dtype).removeprefix("torch.")
+        self.heads = Heads(model.heads, model.kv_heads, model.head_width)
+        self.windows = sorted({layer.window for layer in model.layers})  # kinds of ancestor words
+        self.scales = [(Scale.of(layer.norm), Scale.of(layer.mlp_norm)) for layer in model.layers]
+        self.scale = Scale.of(model.norm)
+        self.layout = Layout()
+        self.pool = Pool(len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type])
+        self.desk, self.inbox = Desk(model), Inbox(len(self.windows), self.device)
+        self.early = False  # launch kernels before those they wait for are done; needs Hopper
+        self._passes: dict[Shape, Captured] = {}
+        self.last: Captured | None = None  # the pass that ran last
+        self._sayer: Sayer | None = None
+        self._room = Memory()
+        self.angles, self._age = angles_of(model, self.pool.slots), self.pool.age  # made for this age of the pool
+
+    # ---------------------------------------------------------------------------------- a network
+    def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run the layers."""
+        answer = self._joined(rows, watched, head=False)
+        assert answer.states is not None
+        return answer.states, answer.kept
+
+    def speak(self, states: Tensor) -> Tensor:
+        """Logits by the output head."""
+        logits = states.new_empty(len(states), self.model.vocab)
+        for start in range(0, len(states), MOST):
+            project(states[start : start + MOST].contiguous(), self.model.head, logits[start : start + MOST])
+        return logits
+
+    def adopt(self, net: nn.Module) -> nn.Module:
+        """The head itself: it was read in the model's number format."""
+        return net
+
+    def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run the whole model."""
+        answer = self._joined(rows, watched, head=True)
+        assert answer.logits is not None
+        return answer.logits, answer.kept
+
+    def _joined(self, rows: Rows, watched: Collection[int], head: bool) -> Answer:
+        return join([answer.copy() for answer in self.run(rows, watched, head)])
+
+    def run(self, rows: Rows, watched: Collection[int], head: bool) -> Iterator[Answer]:
+        """Run rows in as many passes as it takes; each answer is overwritten by the next."""
+        for load in loads(rows, self.windows):
+            yield self.run_load(load, watched, head)
+
+    def run_load(self, load: Load | Lone, watched: Collection[int], head: bool) -> Answer:
+        """Run one pass."""
+        shape = load.shape(head, self.heads)
+        self.ready(shape, watched)
+        self.inbox.send(load, shape)
+        self.launch(shape)
+        return self.answer(len(load.tokens), watched, head)
+
+    def follow(self, tree: TreeRows, nodes: int, first: int, length: int, watched: Collection[int]) -> Answer:
+        """Run a tree that lies on the device, on a seat that begins at slot `first`."""
+        shape = shape_of_one(nodes, length, -(-nodes // WORD), True, self.heads)
+        self.ready(shape, watched)
+        place(tree, nodes, self.inbox, shape, first, length)
+        self.launch(shape)
+        return self.answer(nodes, watched, head=True)
+
+    # ------------------------------------------------------------------------------------- passes
+    def ready(self, shape: Shape, watched: Collection[int]) -> None:
+        """Make room for a pass; what was captured for buffers that are gone is forgotten."""
+        moved = self.desk.watch(watched)
+        moved |= shape.head and self.desk.reserve(shape.rows)
+        if self._age != self.pool.age:
+            self.angles = angles_of(self.model, self.pool.slots)
+            self._age, moved = self.pool.age, True
+        if moved:
+            self._passes.clear()
+
+    def launch(self, shape: Shape) -> None:
+        """Run the pass that the inbox describes."""
+        step = self._passes.get(shape)
+        if step is None:
+            step = self._passes[shape] = Captured(lambda: self.step(shape), self.device, self._room)
+        self.last = step
+        step()
+
+    def told(self) -> IntArray:
+        """The best token of each row of the last pass, once it is done, in a buffer that the next one overwrites."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self.desk.heard
+
+    @property
+    def sayer(self) -> Sayer:
+        """Draws tokens from the logits of the last pass."""
+        if self._sayer is None or self._sayer.logits is not self.desk.logits:
+            self._sayer = Sayer(self.desk.logits)
+        return self._sayer
+
+    def answer(self, rows: int, watched: Collection[int], head: bool) -> Answer:
+        """Where the pass leaves what it found."""
+        desk = self.desk
+        kept = {layer: desk.watched[layer][:rows] for layer in sorted(watched)}
+        if head:
+            return Answer(desk.logits[:rows], desk.best[:rows], None, kept)
+        return Answer(None, None, desk.final[:rows], kept)
+
+    def step(self, shape: Shape) -> None:
+        """All kernels of a pass, over buffers that stay where they are."""
+        model, desk, m = self.model, self.desk, shape.rows
+        tokens = self.inbox.parts(shape)[0]
+        x = torch.index_select(model.embedding, 0, tokens, out=self._input(0, m))
+        for index in range(len(model.layers)):
+            x = self._layer(index, x, shape)
+        depth, scale = len(model.layers), self.scale
+        if depth in desk.watched or not shape.head:
+            final = desk.watched.get(depth, desk.final)
+            normalise(x, scale.norm, final[:m], model.eps, scale.lift, self.early)
+            if not shape.head and final is not desk.final:
+                desk.final[:m] = final[:m]
+        if shape.head:
+            logits = desk.logits[:m]
+            project(x, model.head, logits, norm=scale.norm, eps=model.eps, lift=scale.lift, early=self.early)
+            best_tokens(logits, desk.best[:m], self.early)
+            desk.told[:m].copy_(desk.best[:m], non_blocking=True)
+
+    def _input(self, layer: int, rows: int) -> Tensor:
+        """Where the input of a layer goes."""
+        watched = self.desk.watched if layer < len(self.model.layers) else {}
+        buffer = watched[layer] if layer in watched else self.desk.streams[layer % 2]
+        return buffer[:rows]
+
+    def _layer(self, index: int, x: Tensor, shape: Shape) -> Tensor:
+        """One decoder layer; its output [rows, width]."""
+        model, desk, m = self.model, self.desk, shape.rows
+        layer: Layer = model.layers[index]
+        scale, mlp_scale = self.scales[index]
+        _, positions, slots, blocks, words = self.inbox.parts(shape)
+        planes, queries, early = self.pool.planes(index), desk.queries[:m], self.early
+        project_heads(
+            x, layer.qkv, queries, planes, heads=self.heads, norm=scale.norm, eps=model.eps, angles=self.angles,
+            positions=positions, slots=slots, lift=scale.lift, bias=layer.qkv_bias, query_norm=layer.query_norm,
+            key_norm=layer.key_norm, early=early,
+        )  # fmt: skip
+        cut = shape.cut
+        attend(
+            queries, planes, desk.read[:m], heads=self.heads, blocks=blocks, positions=positions,
+            words=words[self.windows.index(layer.window)], scale=model.scale, cut=cut, window=layer.window,
+            parts=Parts.make(m, self.heads, cut.splits, self.device) if cut.splits > 1 else None, early=early,
+        )  # fmt: skip
+        middle = project(desk.read[:m], layer.out, desk.middle[:m], residual=x, early=early)
+        inner = project(
+            middle, layer.gate_up, desk.inner[:m], norm=mlp_scale.norm, eps=model.eps, lift=mlp_scale.lift, gate=True,
+            early=early,
+        )  # fmt: skip
+        return project(inner, layer.down, self._input(index + 1, m), residual=middle, early=early)
+
+
+def angles_of(model: Llama, positions: int) -> Tensor:
+    """Cosines and sines of the rotation by position, [positions, head width] float32."""
+    places = torch.arange(positions, device=model.rates.device)[:, None] * model.rates
+    return torch.cat((places.cos(), places.sin()), -1) * model.amplitude
+
+
+def join(answers: list[Answer]) -> Answer:
+    """Answers of several passes as one."""
+    if len(answers) == 1:
+        return answers[0]
+
+    def cat(parts: list[Tensor | None]) -> Tensor | None:
+        there = [part for part in parts if part is not None]
+        return torch.cat(there) if there else None
+
+    return Answer(
+        cat([answer.logits for answer in answers]),
+        cat([answer.best for answer in answers]),
+        cat([answer.states for answer in answers]),
+        {layer: torch.cat([answer.kept[layer] for answer in answers]) for layer in answers[0].kept},
+    )

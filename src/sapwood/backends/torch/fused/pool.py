@@ -1,0 +1,130 @@
+"""Keys and values of all sessions in one buffer that captured passes can rely on; a session is a seat.
+
+Slot i below a seat's length holds its committed token i; node i of the tree in flight lies in slot
+length + i. Keeping a path is one gather over all layers.
+"""
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sapwood.backends.torch.cache import Layout, Slots
+from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.qkv import Heads
+
+CHUNK = 64  # slots that one launch moves
+
+
+@triton.jit(do_not_specialize=["first", "start", "count"])
+def _move(
+    pool, sources, first, start, count, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr
+):  # fmt: skip
+    index, dims = tl.arange(0, tile), tl.program_id(1) * piece + tl.arange(0, piece)
+    base = pool + tl.program_id(0).to(tl.int64) * plane + dims[None, :]
+    there = (index < count)[:, None] & (dims < width)[None, :]
+    source = first + tl.load(sources + index, index < count, 0)
+    found = tl.load(base + source[:, None] * width, there, 0.0)
+    tl.debug_barrier()  # what is read here may be overwritten below
+    tl.store(base + (start + index).to(tl.int64)[:, None] * width, found, there)
+
+
+class Pool:
+    """Slots of all seats, [2 * layers, seats, slots, kv heads, width]: keys and values of a layer side by side."""
+
+    def __init__(self, layers: int, heads: Heads, like: Tensor, slots: int) -> None:
+        self.layers, self.heads, self.like = layers, heads, like
+        self.kept = self._empty(1, slots)
+        self.free = [0]
+        self.age = 0  # how often the buffer has moved, which voids captured passes
+
+    def _empty(self, seats: int, slots: int) -> Tensor:
+        # zeros: what is hidden from a row is still multiplied by nothing, and must be a number
+        return self.like.new_zeros(2 * self.layers, seats, slots, self.heads.keys, self.heads.width)
+
+    @property
+    def seats(self) -> int:
+        """Sessions that fit."""
+        return self.kept.shape[1]
+
+    @property
+    def slots(self) -> int:
+        """Slots of each seat."""
+        return self.kept.shape[2]
+
+    def planes(self, layer: int) -> Tensor:
+        """Keys and values of a layer, [2, seats, slots, kv heads, width]."""
+        return self.kept[2 * layer : 2 * layer + 2]
+
+    def take(self) -> int:
+        """A free seat."""
+        if not self.free:
+            self._grow(2 * self.seats, self.slots)
+        return self.free.pop()
+
+    def release(self, seat: int) -> None:
+        """Give a seat back."""
+        self.free.append(seat)
+
+    def reserve(self, slots: int) -> None:
+        """Room for at least so many slots in every seat."""
+        if slots > self.slots:
+            self._grow(self.seats, max(slots, 2 * self.slots))
+
+    def _grow(self, seats: int, slots: int) -> None:
+        old, self.kept = self.kept, self._empty(seats, slots)
+        self.kept[:, : old.shape[1], : old.shape[2]] = old
+        self.free += range(old.shape[1], seats)
+        self.age += 1
+
+    def copy(self, origin: int, seat: int, used: int) -> None:
+        """Give one seat the first slots of another."""
+        self.kept[:, seat, :used] = self.kept[:, origin, :used]
+
+    def move(self, seat: int, sources: Tensor, start: int, base: int = 0) -> None:
+        """Copy the seat's slots base + sources, ascending and never below their targets, to start, start + 1, ..."""
+        width = self.heads.keys * self.heads.width
+        first, piece = seat * self.slots, 64
+        for at in range(0, len(sources), CHUNK):
+            part = sources[at : at + CHUNK]
+            tile = max(2, triton.next_power_of_2(len(part)))
+            _move[2 * self.layers, triton.cdiv(width, piece)](
+                self.kept, part, first + base, first + start + at, len(part), self.kept.stride(0), width, tile, piece,
+                **options(early=False),
+            )  # fmt: skip
+
+
+class Seat(Slots):
+    """The slots of one session; they come back when nobody holds the seat."""
+
+    def __init__(self, pool: Pool, layout: Layout, used: int) -> None:
+        self.pool, self.layout = pool, layout
+        self.index = pool.take()
+        weakref.finalize(self, pool.release, self.index)
+        self.reserve(used, 0)
+
+    @property
+    def first(self) -> int:
+        """Where the seat begins among all slots."""
+        return self.index * self.pool.slots
+
+    def reserve(self, size: int, used: int) -> None:
+        """Make room for `size` slots; all keep what they hold."""
+        self.pool.reserve(size)
+
+    @torch.inference_mode()
+    def copy(self, used: int) -> "Seat":
+        """The first `used` slots, in a seat of their own."""
+        new = Seat(self.pool, self.layout, used)
+        self.pool.copy(self.index, new.index, used)
+        return new
+
+    @torch.inference_mode()
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Copy these slots, ascending and never below their targets, to `start`, `start` + 1, ..."""
+        self.pool.move(self.index, torch.tensor(slots, device=self.pool.kept.device), start)

@@ -1,0 +1,168 @@
+"""Queries, keys and values of a few rows in one launch: norm, projection, rotation, keys and values to their slots."""
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sapwood.backends.torch.fused.kernels import product, project
+from sapwood.backends.torch.fused.launch import fetch, options, or_other, wait
+from sapwood.backends.torch.fused.plans import LIBRARY, Plan, plan_of
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Sizes of attention."""
+
+    queries: int
+    keys: int
+    width: int
+
+    @property
+    def all(self) -> int:
+        """Heads that one projection makes."""
+        return self.queries + 2 * self.keys
+
+
+@triton.jit
+def turn(
+    low, high, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, angles, positions, slots, eps,
+    head_normed: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """Normalise and rotate the two halves [rows, dims] of one head, and put them where they belong."""
+    half: tl.constexpr = width // 2
+    there, live = dims[None, :] < half, rows < m
+    if head < heads + kv_heads:
+        if head_normed:
+            low, high = tl.where(there, low, 0.0), tl.where(there, high, 0.0)
+            size = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / width + eps)[:, None]
+            asks = (dims < half) & (head < heads)  # a query's norm, or else a key's
+            tells = (dims < half) & (head >= heads)
+            first = tl.load(query_norm + dims, asks, 0.0) + tl.load(key_norm + dims, tells, 0.0)
+            second = tl.load(query_norm + half + dims, asks, 0.0) + tl.load(key_norm + half + dims, tells, 0.0)
+            low, high = low * size * first.to(tl.float32)[None, :], high * size * second.to(tl.float32)[None, :]
+        at = tl.load(positions + rows, live, 0)
+        angle = angles + at[:, None] * width + dims[None, :]
+        cosine = tl.load(angle, live[:, None] & there, 0.0)
+        sine = tl.load(angle + half, live[:, None] & there, 0.0)
+        low, high = low * cosine - high * sine, high * cosine + low * sine
+    low, high = low.to(queries.dtype.element_ty), high.to(queries.dtype.element_ty)
+    if head < heads:
+        place = queries + rows[:, None] * (heads * width) + head * width + dims[None, :]
+        tl.store(place, low, live[:, None] & there)
+        tl.store(place + half, high, live[:, None] & there)
+    else:
+        slot = tl.load(slots + rows, live, -1)
+        other = (head - heads) % kv_heads
+        start = pool + ((head - heads) // kv_heads) * plane + other * width
+        place = start + slot[:, None] * (kv_heads * width) + dims[None, :]
+        tl.store(place, low, (slot >= 0)[:, None] & there)
+        tl.store(place + half, high, (slot >= 0)[:, None] & there)
+
+
+@triton.jit(do_not_specialize=["m"])
+def _qkv(
+    x, weight, queries, pool, norm, bias, query_norm, key_norm, angles, positions, slots, m, k, eps, lift, plane,
+    biased: tl.constexpr, head_normed: tl.constexpr, even: tl.constexpr,
+    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
+    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    dims_per: tl.constexpr = tile_n // 2  # a tile holds pairs of one head that rotate together
+    per_head: tl.constexpr = (width // 2 + dims_per - 1) // dims_per
+    tile, block = tl.program_id(0), tl.program_id(1)
+    head, first = tile // per_head, (tile % per_head) * dims_per
+    rows = block * tile_m + tl.arange(0, tile_m)
+    columns = tl.arange(0, tile_n)
+    lines = head * width + tl.minimum(first + columns // 2, width // 2 - 1) + (columns % 2) * (width // 2)
+    fetch(weight, lines, k, 0, early, 16)
+    wait(early)
+    sums, squares = product(x, weight, norm, rows, lines, m, k, 0, k, True, even, tile_m, tile_n, tile_k)
+    sums *= (lift * tl.rsqrt(squares / k + eps))[:, None]
+    if biased:
+        sums += tl.load(bias + lines).to(tl.float32)[None, :]
+    low, high = tl.split(tl.reshape(sums, (tile_m, dims_per, 2)))
+    dims = first + tl.arange(0, dims_per)
+    turn(
+        low, high, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, angles, positions, slots, eps,
+        head_normed, heads, kv_heads, width,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["m"])
+def _turn(
+    made, queries, pool, query_norm, key_norm, angles, positions, slots, m, eps, plane,
+    head_normed: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
+    tile_m: tl.constexpr, tile_d: tl.constexpr, early: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    rows, dims = tl.program_id(1) * tile_m + tl.arange(0, tile_m), tl.arange(0, tile_d)
+    wait(early)
+    place = made + rows[:, None] * ((heads + 2 * kv_heads) * width) + head * width + dims[None, :]
+    there = (rows[:, None] < m) & (dims[None, :] < width // 2)
+    low = tl.load(place, there, 0.0).to(tl.float32)
+    high = tl.load(place + width // 2, there, 0.0).to(tl.float32)
+    turn(
+        low, high, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, angles, positions, slots, eps,
+        head_normed, heads, kv_heads, width,
+    )  # fmt: skip
+
+
+def project_heads(
+    x: Tensor,  # [m, k]
+    weight: Tensor,  # [heads * width, k]: queries, keys, values
+    queries: Tensor,  # [m, heads, width], out
+    planes: Tensor,  # [2, ..., slots, kv heads, width] contiguous: keys and values of the layer, out
+    *,
+    heads: Heads,
+    norm: Tensor,  # [k], as in `project`
+    eps: float,
+    angles: Tensor,  # [positions, width] float32, cosines then sines
+    positions: Tensor,  # [m]
+    slots: Tensor,  # [m] which slot of the planes takes a row's key and value, -1 for none
+    lift: float = 1.0,
+    bias: Tensor | None = None,
+    query_norm: Tensor | None = None,  # [width], with key_norm
+    key_norm: Tensor | None = None,
+    plan: Plan | None = None,
+    early: bool = False,
+) -> None:
+    """Queries of the rows, and their keys and values in their slots."""
+    m, k = x.shape
+    plan = plan or plan_of(m, weight.shape[0], k, "qkv")
+    plane = planes.stride(0)
+    norms = or_other(query_norm, x), or_other(key_norm, x)
+    sizes = query_norm is not None, heads.queries, heads.keys, heads.width
+    if plan.library:
+        made = torch.empty(m, weight.shape[0], dtype=x.dtype, device=x.device)
+        project(x, weight, made, norm=norm, eps=eps, lift=lift, bias=bias, plan=LIBRARY, early=early)
+        half = triton.next_power_of_2(heads.width // 2)
+        _turn[heads.all, triton.cdiv(m, 16)](
+            made,
+            queries,
+            planes,
+            *norms,
+            angles,
+            positions,
+            slots,
+            m,
+            eps,
+            plane,
+            *sizes,
+            16,
+            half,
+            early,
+            **options(early),
+        )
+        return
+    whole = triton.next_power_of_2(heads.width)  # a norm needs the whole head
+    tile = whole if query_norm is not None else min(plan.outputs, whole)
+    grid = heads.all * triton.cdiv(heads.width, tile), triton.cdiv(m, plan.rows)
+    _qkv[grid](
+        x, weight, queries, planes, norm, or_other(bias, x), *norms, angles, positions, slots, m, k, eps, lift, plane,
+        bias is not None, *sizes[:1], k % plan.inputs == 0, *sizes[1:],
+        plan.rows, tile, plan.inputs, early, **options(early, plan.warps, plan.stages),
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""A session in a pool, which believes a tree on the device until somebody needs its columns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sapwood.backends.torch.cache import Span
+from sapwood.backends.torch.fused.pool import Seat
+from sapwood.backends.torch.mask import Block
+from sapwood.backends.torch.session import TorchSession
+from sapwood.tree import Tree
+
+
+class FusedSession(TorchSession):
+    """The committed text of one request, in a seat of the pool."""
+
+    _tree: Any = None  # one that was scored on the device and not looked at since
+
+    @property
+    def seat(self) -> Seat:
+        """The session's place in the pool."""
+        slots = self.slots
+        assert isinstance(slots, Seat)
+        return slots
+
+    def begin(self, tree: Tree, since: int) -> tuple[Block, Span]:
+        """Make room for the rows of a tree; nodes below `since` must still be in the tail."""
+        self._settle()
+        self._tree = None
+        return super().begin(tree, since)
+
+    def start(self, tree: Tree) -> None:
+        """Make room for a whole tree and take its columns as those in the tail."""
+        self.seat.reserve(self._length + len(tree), self._length)
+        self._tree = None
+        self.scored(tree)
+
+    def believe(self, tree: Tree) -> None:
+        """Make room for a whole tree and take its columns, when they are needed, as they come."""
+        self.seat.reserve(self._length + len(tree), self._length)
+        self._tokens = self._parents = np.empty(0, np.int64)
+        self._tree = tree
+
+    def _settle(self) -> None:
+        if self._tree is not None:
+            self._tokens, self._parents = self._tree.tokens.copy(), self._tree.parents.copy()
+
+    def advance(self, rows: int) -> None:
+        """Commit that many slots as they are and drop the tree in flight."""
+        self._tree = None
+        super().advance(rows)
+
+    @torch.inference_mode()
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
+        seat, tree = self.seat, self._tree
+        self._settle()
+        self._check(path)
+        rows = tree.path_rows(tuple(path)) if tree is not None else None
+        stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
+        if rows is not None and stay < len(path):
+            seat.pool.move(seat.index, rows[stay:], self._length + stay, self._length)
+        elif stay < len(path):
+            seat.move([self._length + node for node in path[stay:]], self._length + stay)
+        self.advance(len(path))
+
+    def fork(self) -> "FusedSession":
+        """An independent session with the same committed text."""
+        return FusedSession(self.seat.copy(self._length), self._length)

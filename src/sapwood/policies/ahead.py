@@ -1,0 +1,114 @@
+"""What nodes were worth lately, by size and by depth: for trees whose shape is set before they are grown.
+
+Step by step, a policy looks at the tree in hand and stops where the next node does not pay. A tree that is
+grown whole is shaped beforehand, so the look goes to the mean of the last trees: the reach of their n-th
+best node says how many nodes pay for their rows, the reach at each depth how many levels pay for their
+drafting, and the seconds of trees of several depths what a level takes. Depths that were not tried lately
+are expected to go on as the last ones did, so that they are tried again.
+"""
+
+import math
+
+import numpy as np
+
+from sapwood.records import Budget, Outcome
+from sapwood.tree import CAPACITY
+
+RECENT = 20  # rounds that the means look back
+STALE = 100  # rounds after which what was seen at a depth says nothing about it any more
+FIRST = 3  # rounds that do not know yet what drafting takes
+BEGIN = 6  # depth of their trees
+FADE = 0.8  # reach of a level against the one above, before two levels were seen
+SURE = 3  # trees of a depth after which its seconds count: the first ones are grown while it is prepared
+SLOW, QUICK = 0.1, 0.5  # how fast the seconds of a depth follow a slower round, and a quicker one
+MISHAP = 4.0  # a round that takes more than so many times as long counts as so many
+STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # depths of trees: each is prepared once, so they are few
+
+
+class Ahead:
+    """Mean reach of the last whole trees, by rank and by depth."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.ranked = np.zeros(CAPACITY)  # [n] of the n + 1st best node
+        self.gains = self.ranked  # [n] of the n + 1 best together
+        self.levels: list[float] = []  # mean reach of all checked nodes at depths 1, 2, ...
+        self.counts: list[int] = []  # rounds in each of these means
+        self.latest: list[int] = []  # the last round that tried each depth
+        self.seconds: dict[int, tuple[int, float]] = {}  # depth -> trees, and what drafting one takes
+        self.level = 0.0  # seconds of one more level; 0 where that is not known yet
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take in a tree that was grown whole."""
+        grown, tree = outcome.grown, outcome.tree
+        if grown.pruned is None:
+            return
+        self.rounds += 1
+        best = np.sort(grown.reach[1:])[::-1]
+        rate = 1 / min(self.rounds, RECENT)
+        self.ranked *= 1 - rate
+        self.ranked[: len(best)] += rate * best
+        self.gains = np.cumsum(self.ranked)
+        deepest = int(grown.depths.max())
+        for depth, reach in enumerate(np.bincount(tree.depths, tree.reach, deepest + 1).tolist()[1:]):
+            self._mean(depth, reach)
+        self._time(deepest, outcome.times.draft)
+
+    def _mean(self, depth: int, reach: float) -> None:
+        """Take the reach of one level into its mean; depth 0 are the children of the root."""
+        if depth == len(self.levels):
+            self.levels.append(0.0)
+            self.counts.append(0)
+            self.latest.append(0)
+        self.counts[depth] += 1
+        self.latest[depth] = self.rounds
+        self.levels[depth] += (reach - self.levels[depth]) / min(self.counts[depth], RECENT)
+
+    def _time(self, depth: int, seconds: float) -> None:
+        """Take in what drafting a tree of this depth took."""
+        trees, usual = self.seconds.get(depth, (0, seconds))
+        seconds = min(seconds, MISHAP * usual)
+        self.seconds[depth] = trees + 1, usual + (SLOW if seconds > usual else QUICK) * (seconds - usual)
+        known = [(depth, usual) for depth, (trees, usual) in self.seconds.items() if trees >= SURE]
+        if known:
+            share = min(usual / depth for depth, usual in known)  # beginning takes time too: a level takes less
+            self.level = min(max(slope(known), share / 4), share) if len(known) > 1 else share
+
+    def price(self, budget: Budget, beam: int) -> float:
+        """Tokens that a level must bring to pay for its drafting."""
+        return budget.rate * self.level if budget.rate and self.level else beam * budget.draft
+
+    def size(self, budget: Budget) -> int:
+        """Nodes that bring the most tokens over the price of their pass, at least one."""
+        if budget.price is None or not self.rounds:
+            return budget.nodes
+        profit = self.gains[: budget.nodes] - budget.price[1 : budget.nodes + 1]
+        return int(np.argmax(profit)) + 1
+
+    def depth(self, budget: Budget, level: float) -> int:
+        """Levels that bring the most tokens over `level`, the price of each, at least one."""
+        if budget.price is not None and self.rounds < FIRST:
+            return min(budget.depth, BEGIN)
+        if not level:
+            return budget.depth
+        total, best, found = 0.0, -math.inf, 1
+        for depth, reach in enumerate(self.expected(budget.depth), 1):
+            total += reach - level
+            if total > best and (depth in STEPS or depth == budget.depth):
+                best, found = total, depth
+        return found
+
+    def expected(self, most: int) -> list[float]:
+        """Reach of the levels from 1 to `most`."""
+        since = self.rounds - STALE  # whoever tried a depth tried all above it
+        fresh = next((depth for depth, latest in enumerate(self.latest) if latest <= since), len(self.levels))
+        seen = self.levels[: min(fresh, most)] or [1.0]
+        fade = min(seen[-1] / seen[-2], 1.0) if len(seen) > 1 and seen[-2] > 0 else FADE
+        beyond = [seen[-1] * fade**step for step in range(1, most - len(seen) + 1)]
+        return (seen + beyond)[:most]
+
+
+def slope(points: list[tuple[int, float]]) -> float:
+    """Of the straight line through these points that errs least."""
+    middle = sum(x for x, _ in points) / len(points)
+    return sum((x - middle) * y for x, y in points) / sum((x - middle) ** 2 for x, _ in points)

@@ -1,0 +1,161 @@
+"""Shapes of trees that are grown whole: what a controller's prices and the last trees make of them."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sapwood.backends.toy import Toy, ToyScores
+from sapwood.controllers.goodput import Goodput
+from sapwood.cost import CostCurve
+from sapwood.engine import no_loader
+from sapwood.policies.ahead import BEGIN, FIRST, STALE, STEPS, Ahead
+from sapwood.policies.best import Best
+from sapwood.protocols import Request, Setting
+from sapwood.records import Budget, Levels, Outcome, Times, Verdict
+from sapwood.sampling import Sampler, Sampling
+from sapwood.tree import Tree
+
+SCORES = ToyScores(np.zeros((1, 3)))
+PASS = 1.0  # seconds of a pass over one row
+
+
+@dataclasses.dataclass
+class Machine:
+    """Drafts and checks on a simulated clock: each level is right with a known chance."""
+
+    keep: float  # chance that the draft is right at one more depth
+    level: float  # seconds of a level of drafting
+    begin: float = 0.05  # seconds of drafting whatever the depth
+    row: float = 0.001  # seconds of one more row
+
+    def curve(self) -> CostCurve:
+        return CostCurve([1, 64], [0], [[PASS, PASS + 63 * self.row]])
+
+    def round(self, levels: Levels | None, noise: np.random.Generator, beam: int) -> Outcome:
+        """One round; without levels no tree at all."""
+        if levels is None:
+            tree = Tree(0)
+            return Outcome(tree, tree, Verdict((0,), 9), SCORES, 5, Times(0.0, PASS))
+        grown = self.tree(levels, beam)
+        cut = grown.pruned = grown.best(levels.nodes)
+        run = int(np.argmin(np.append(noise.random(levels.depth) < self.keep, False)))
+        path = cut.path(max((node for node in range(len(cut)) if chain(cut, node, run)), key=lambda n: cut.depths[n]))
+        times = Times(self.begin + self.level * levels.depth, PASS + self.row * (len(cut) - 1))
+        return Outcome(grown, cut, Verdict(tuple(path), 9), SCORES, 5, times)
+
+    def tree(self, levels: Levels, beam: int) -> Tree:
+        """The first child goes on, the others are there to fill the tree."""
+        tree, spine = Tree(0), 0
+        for _ in range(levels.depth):
+            tree.close(spine)
+            chances = [self.keep] + [0.01] * (levels.width - 1)
+            children = [tree.add(spine, token, chance) for token, chance in enumerate(chances)]
+            tree.reach[children] = tree.reach[spine] * np.array(chances)
+            for other in children[1:beam]:
+                tree.close(other)
+            spine = children[0]
+        tree.valued = len(tree)
+        return tree
+
+    def speed(self, depth: int, nodes: int) -> float:
+        """Tokens a second of trees of a fixed depth, when all that is accepted lies on the kept spine."""
+        tokens = 1 + sum(self.keep**step for step in range(1, depth + 1))
+        return tokens / (PASS + self.begin + self.level * depth + self.row * nodes)
+
+
+def chain(tree: Tree, node: int, run: int) -> bool:
+    """Whether a node lies on the spine, no deeper than the draft was right."""
+    return tree.depths[node] <= run and not tree.tokens[tree.path(node)[1:]].any()
+
+
+def decode(machine: Machine, rounds: int) -> Iterator[tuple[Levels | None, Outcome]]:
+    """Rounds of `best` and `goodput`, with the shape of each tree."""
+    policy, controller, noise = Best(stride=4), Goodput(width=3), np.random.default_rng(0)
+    setting = Setting(Toy(), machine.curve(), no_loader)
+    request = Request([0, 1, 2], Sampler(Sampling(), [0, 1, 2]), Toy().open([0, 1]))
+    for part in (policy, controller):
+        part.bind(setting)
+        part.reset(request)
+    for _ in range(rounds):
+        budget = controller.budget()
+        levels = policy.levels(budget) if budget.nodes else None
+        outcome = machine.round(levels, noise, policy.stride)
+        yield levels, outcome
+        policy.observe(outcome)
+        controller.observe(outcome)
+
+
+def depths(machine: Machine, rounds: int = 200) -> list[int]:
+    return [0 if levels is None else levels.depth for levels, _ in decode(machine, rounds)]
+
+
+@pytest.mark.parametrize("level", [0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("keep", [0.6, 0.8])
+def test_the_depth_goes_where_it_is_fastest(level: float, keep: float) -> None:
+    machine = Machine(keep, level)
+    found = depths(machine)
+    speeds = {depth: machine.speed(depth, 20) for depth in [*STEPS, 0] if depth <= 16}
+    late = found[100:]
+    assert np.mean([speeds[depth] for depth in late]) > 0.93 * max(speeds.values())
+
+
+def test_cheap_drafting_goes_deep_and_dear_drafting_does_not() -> None:
+    cheap, dear = (np.mean(depths(Machine(0.8, level))[100:]) for level in (0.01, 0.3))
+    assert cheap > 8
+    assert dear < 4
+
+
+def test_drafting_that_cannot_pay_rests() -> None:
+    found = depths(Machine(0.3, 1.0))
+    assert found.count(0) > 100
+
+
+def test_the_first_trees_are_neither_flat_nor_endless() -> None:
+    found = depths(Machine(0.8, 0.02), 8)
+    assert found[:FIRST] == [BEGIN] * FIRST
+    assert all(depth in STEPS for depth in found)
+
+
+def test_one_slow_round_does_not_end_drafting() -> None:
+    machine = Machine(0.8, 0.02)
+    policy, controller, noise = Best(stride=4), Goodput(width=3), np.random.default_rng(0)
+    for part in (policy, controller):
+        part.bind(Setting(Toy(), machine.curve(), no_loader))
+    controller.reset(Request([0, 1, 2], Sampler(Sampling(), [0, 1, 2]), Toy().open([0, 1])))
+    found = []
+    for turn in range(80):
+        levels = policy.levels(controller.budget())
+        assert levels is not None
+        found.append(levels.depth)
+        assert controller.budget().nodes, turn
+        outcome = machine.round(levels, noise, policy.stride)
+        if turn in (0, 1, 2, 30):  # something was compiled: a hundred times as long
+            slow = Times(100 * outcome.times.draft, 100 * outcome.times.verify)
+            outcome = dataclasses.replace(outcome, times=slow)
+        policy.observe(outcome)
+        controller.observe(outcome)
+    assert found[-1] >= 6
+
+
+def test_depths_that_were_not_tried_for_long_are_tried_again() -> None:
+    ahead, machine = Ahead(), Machine(0.5, 0.1)
+    rest: Any = np.random.default_rng(0)
+    ahead.observe(machine.round(Levels(20, 6, 4, 3), rest, 4))
+    deep = ahead.expected(6)
+    for _ in range(STALE - 1):
+        ahead.observe(machine.round(Levels(20, 2, 4, 3), rest, 4))
+    assert ahead.expected(6)[2:] == pytest.approx(deep[2:])
+    ahead.levels[:2] = 0.5, 0.45
+    for _ in range(2):
+        ahead.observe(machine.round(Levels(20, 2, 4, 3), rest, 4))
+    fade = ahead.levels[1] / ahead.levels[0]
+    assert ahead.expected(4)[2:] == pytest.approx([ahead.levels[1] * fade, ahead.levels[1] * fade**2])
+
+
+def test_nothing_known_is_hopeful() -> None:
+    assert Ahead().depth(Budget(9, 9, 2), 0.5) > 1
+    assert Ahead().depth(Budget(9, 9, 2), 0.0) == 9
+    assert Ahead().depth(Budget(9, 4, 2, price=np.zeros(10)), 0.0) == 4

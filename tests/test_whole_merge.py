@@ -1,0 +1,188 @@
+"""Several drafters of which one grows whole trees: its tree is the round's, and the others read along."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sapwood.backends.torch.fused.desk import TEXT
+from sapwood.backends.torch.fused.tree import Claim, DeviceTree, Parcel
+from sapwood.controllers.fixed import Fixed
+from sapwood.controllers.goodput import Goodput
+from sapwood.drafters.eagle import Eagle
+from sapwood.drafters.merge import Merge
+from sapwood.drafters.recycling import Recycling
+from sapwood.drafters.suffix import Suffix
+from sapwood.engine import Decoding, Engine
+from sapwood.errors import SapwoodError
+from sapwood.policies.beam import Beam
+from sapwood.policies.best import Best
+from sapwood.policies.chain import Chain
+from sapwood.recipe import Recipe
+from sapwood.records import Outcome
+from sapwood.rng import Keyed
+from sapwood.sampling import Sampling
+from sapwood.verifiers.greedy import Greedy
+from sapwood.verifiers.match import Match
+from tests.test_eagle_drafter import make_text
+from tests.test_fused_grow import backends, recipe_of, rounds, tame_head
+
+HEAD = 2  # place of the head among the drafters
+
+
+def merged(head: Any) -> Merge:
+    return Merge(drafters=[Suffix(), Recycling(), Eagle(head=head)])
+
+
+def auto(head: Any, **options: Any) -> Recipe:
+    return Recipe(merged(head), Best(stride=4), Match(), Goodput(width=3, depth=6, **options))
+
+
+def text_of(found: list[Outcome]) -> list[int]:
+    return [token for outcome in found for token in outcome.tokens]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_head_grows_the_tree_and_the_text_is_plain_decodings(temperature: float) -> None:
+    steps, whole = backends()
+    sampling, prompt = Sampling(max_tokens=50, temperature=temperature), make_text(20, 1)
+    found = rounds(whole, auto(tame_head()), prompt, 50, sampling)
+    plain = rounds(steps, Recipe(Suffix(), Chain(), Match(), Fixed(nodes=0)), prompt, 50, sampling)
+    assert text_of(found)[:50] == text_of(plain)[:50]
+    grown = [outcome for outcome in found if isinstance(outcome.tree, DeviceTree)]
+    assert len(grown) > 10
+    for outcome in grown:
+        assert set(outcome.grown.sources[1:].tolist()) == {1 << HEAD}
+        assert set(outcome.tree.sources[1:].tolist()) == {1 << HEAD}
+
+
+def test_its_estimators_count_under_the_heads_own_bit() -> None:
+    _, whole = backends()
+    engine = Engine(whole, auto(tame_head()))
+    running = engine.rounds(make_text(20, 1), Sampling(max_tokens=40), Keyed(0))
+    for _ in range(5):
+        next(running)
+    running.close()
+    policy: Any = engine.recipe.policy
+    assert policy.estimator.trials[1 << HEAD].sum() > 0
+    assert policy.estimator.trials.sum() == policy.estimator.trials[1 << HEAD].sum()
+
+
+def test_where_the_head_must_be_asked_all_are() -> None:
+    _, whole = backends()
+    recipe = Recipe(merged(tame_head()), Best(stride=4), Match(), Fixed(nodes=20, depth=4, width=3))
+    found = rounds(whole, recipe, make_text(20, 1), 4, Sampling(max_tokens=40, repetition_penalty=1.3))
+    assert not any(isinstance(outcome.tree, DeviceTree) for outcome in found)
+    sources = {int(source) for outcome in found for source in outcome.grown.sources}
+    assert any(source & (1 << HEAD) for source in sources)
+    assert any(source & 3 for source in sources)
+
+
+def test_the_others_know_the_whole_text() -> None:
+    _, whole = backends()
+    engine = Engine(whole, auto(tame_head()))
+    decoding = Decoding(engine, make_text(20, 1), Sampling(max_tokens=40), Keyed(0))
+    text = make_text(20, 1)
+    for _ in range(4):
+        [scores] = whole.score([decoding.draft()])
+        text += decoding.judge(scores).tokens
+    drafter: Any = decoding.drafter
+    assert drafter.late_  # the last round waits for the device to be busy
+    suffix: Any = drafter.drafters[0]
+    decoding.draft()
+    assert not drafter.late_
+    assert suffix.output_ == text[16:]
+    recycling: Any = drafter.drafters[1]
+    assert recycling.before_ == text[-2]
+    assert recycling.committed_ == len(text) - 1
+    decoding.close()
+
+
+# ------------------------------------------------------------------------------- learning while it grows
+def test_parts_learn_while_the_next_tree_grows_and_from_the_last_round_too() -> None:
+    _, whole = backends()
+    engine = Engine(whole, auto(tame_head()))
+    seen: list[int] = []
+
+    class Watched(Goodput):
+        def observe(self, outcome: Outcome) -> None:
+            seen.append(outcome.context)
+            super().observe(outcome)
+
+    decoding = Decoding(engine, make_text(9, 1), Sampling(max_tokens=40), Keyed(0))
+    decoding.controller.__class__ = Watched
+    contexts = []
+    for _ in range(3):
+        [scores] = whole.score([decoding.draft()])
+        contexts.append(decoding.judge(scores).context)
+        assert seen == contexts[:-1]
+    decoding.close()
+    assert seen == contexts
+
+
+def test_rounds_without_a_device_are_learnt_at_once() -> None:
+    steps, _ = backends()
+    engine = Engine(steps, recipe_of(tame_head(), 3, Fixed(nodes=9, depth=3, width=3)))
+    decoding = Decoding(engine, make_text(9, 1), Sampling(max_tokens=40), Keyed(0))
+    [scores] = steps.score([decoding.draft()])
+    decoding.judge(scores)
+    assert decoding.lesson is None
+    decoding.close()
+
+
+# ---------------------------------------------------------------------------------------- the head's rows
+def test_a_request_that_fails_leaves_no_seat_taken() -> None:
+    _, whole = backends()
+    head = tame_head()
+    engine = Engine(whole, Recipe(Eagle(head=head), Beam(beam=3), Greedy(), Fixed(nodes=9, depth=3, width=3)))
+    drafter: Any = engine.recipe.drafter
+    for _ in range(3):
+        with pytest.raises(SapwoodError, match="temperature 0"):
+            next(engine.rounds(make_text(9, 1), Sampling(temperature=0.5), Keyed(0)))
+    running = engine.rounds(make_text(9, 1), Sampling(), Keyed(0))
+    next(running)
+    assert len(drafter.grower.pool.keys) == 1
+    running.close()
+    assert drafter.grower.pool.free == [0]
+
+
+def test_thoughts_stay_where_the_verdict_left_them_until_the_place_is_needed() -> None:
+    parcel = Parcel(torch.device("cpu"))
+    parcel.thoughts = torch.arange(12.0).view(4, 3)
+    claim = Claim(parcel, 2)
+    assert claim.tensor().data_ptr() == parcel.thoughts.data_ptr()
+    parcel.vacate()
+    parcel.thoughts.zero_()
+    assert not claim.here
+    assert claim.tensor().tolist() == [[0, 1, 2], [3, 4, 5]]
+    other = Claim(parcel, 1)
+    del other  # nobody relies on it: nothing to copy
+    parcel.vacate()
+    assert parcel.claim is None
+
+
+def test_rounds_hand_their_thoughts_over_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = backends()
+    engine = Engine(whole, recipe_of(tame_head(), 3, Fixed(nodes=9, depth=3, width=3)))
+    copies: list[Claim] = []
+    monkeypatch.setattr(Claim, "leave", lambda claim: copies.append(claim))
+    running = engine.rounds(make_text(9, 1), Sampling(max_tokens=40), Keyed(0))
+    drafter: Any = engine.recipe.drafter
+    asked: list[Any] = []
+    monkeypatch.setattr(drafter.grower, "claim", spied(drafter.grower.claim, asked))
+    for _ in range(4):
+        next(running)
+    running.close()
+    assert all(isinstance(claim, Claim) and claim.rows <= TEXT for claim in asked)
+    assert len(asked) == 4
+    assert not copies
+
+
+def spied(ask: Any, found: list[Any]) -> Any:
+    """The same function, with its answers kept."""
+
+    def asking(outcome: Outcome) -> Any:
+        found.append(ask(outcome))
+        return found[-1]
+
+    return asking
