@@ -11,6 +11,7 @@ from sapwood.controllers.fixed import Fixed
 from sapwood.drafters.eagle import Eagle
 from sapwood.drafters.found import Found
 from sapwood.drafters.merge import Merge
+from sapwood.drafters.recycling import Recycling
 from sapwood.engine import Engine
 from sapwood.heads import files
 from sapwood.policies.beam import Beam
@@ -58,8 +59,8 @@ def test_where_there_is_one_it_is_that_drafter() -> None:
 def test_the_default_merge_says_what_plain_decoding_says(draws: Draw, sampling: Sampling) -> None:
     files.save(head(), trained.home("eagle3", "tiny"))
     backend = target()
-    merged = Merge(drafters=[*Merge().drafters[:2], Found(draws=draws)])
-    assert isinstance(Merge().drafters[2], Found)
+    merged = Merge(drafters=[Merge().drafters[0], Recycling(), Found(draws=draws)])
+    assert isinstance(Merge().drafters[-1], Found)
     assert text_of(merged, backend, 12, sampling) == text_of(merged, backend, 0, sampling)
 
 
@@ -69,5 +70,20 @@ def test_it_keeps_its_own_bit_in_a_merged_tree() -> None:
     running = Engine(target(), recipe).rounds(PROMPT, Sampling(max_tokens=40), Keyed(0))
     sources = {int(source) for _ in range(4) for source in next(running).grown.sources}
     running.close()
-    assert any(source & 0b100 for source in sources)
-    assert any(source & 0b010 for source in sources)
+    assert any(source & 0b10 for source in sources)
+
+
+def test_where_there_is_none_another_may_draft() -> None:
+    assert trees(Found(otherwise=Recycling()), target()) == trees(Recycling(), target())
+
+
+def test_recycling_learns_nothing_while_drafting_rests() -> None:
+    backend, seen = target(), Recycling()
+    recipe = Recipe(seen, Beam(beam=3), Match(), Fixed(nodes=0))
+    engine = Engine(backend, recipe)
+    before = engine.recipe.drafter.successors.copy()  # type: ignore[attr-defined]
+    running = engine.rounds(PROMPT[:1], Sampling(max_tokens=40), Keyed(0))
+    for _ in range(4):
+        next(running)
+    running.close()
+    assert (engine.recipe.drafter.successors == before).all()  # type: ignore[attr-defined]

@@ -78,6 +78,7 @@ class Decoding:
         """Grow and prune this round's tree, of at most `most` nodes besides the root."""
         self.clock.restart()  # what the caller did since the last round is not ours
         budget = self.controller.budget().within(*self.room(most))
+        self.asked = budget.nodes > 0
         self.grown = grow(self.root, self.drafter, self.policy, budget, self.rng)
         cut = self.grown.pruned
         self.tree = self.policy.prune(self.grown, budget) if cut is None else cut
@@ -96,7 +97,7 @@ class Decoding:
         self.session.commit(verdict.path)
         self.clock.lap("verify")
         self.clock.shift("verify", "draft", self.tree.drafting)
-        outcome = Outcome(self.grown, self.tree, verdict, scores, context, self.clock.split())
+        outcome = Outcome(self.grown, self.tree, verdict, scores, context, self.clock.split(), self.asked)
         self.sampler.commit(outcome.tokens)
         self.drafter.observe(outcome)
         self.clock.lap("draft")  # what a drafter spends on learning is part of its price, booked with the next round

@@ -138,6 +138,7 @@ class Outcome:
     scores: "Scores"
     context: int  # committed tokens before the round
     times: Times = field(default_factory=Times)
+    asked: bool = True  # the budget had room for a tree; False while drafting rests
 
     @cached_property
     def tokens(self) -> list[int]:

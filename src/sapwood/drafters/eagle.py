@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 512  # rows of a text that the head reads at once
-
 # nodes, the head's outputs there [nodes, width] and its logits [nodes, draft vocab] -> the logits to draft from
 Correct = Callable[[Sequence[int], "Tensor", "Tensor"], "Tensor"]
 
@@ -60,6 +59,7 @@ class Eagle(Part):
     window: int = 4096  # last prompt tokens the head reads, >= 1
     draws: Draw = Draw.TOPK
 
+    name: ClassVar[str] = "eagle3"
     paper: ClassVar[str] = "2503.01840"
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
     trained: ClassVar[str] = "eagle3"  # the kind of head it drafts with

@@ -11,6 +11,7 @@ from sapwood.protocols import Setting
 class Eagle1(Eagle):
     """A trained layer that continues the target's final states and speaks through its output head."""
 
+    name: ClassVar[str] = "eagle"
     paper: ClassVar[str] = "2401.15077"
     trained: ClassVar[str] = "eagle"
 

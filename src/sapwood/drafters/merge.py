@@ -28,7 +28,7 @@ MOST = 32  # drafters that one tree can tell apart
 class Merge(Part):
     """Grow one tree from several drafters."""
 
-    drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Recycling(), Found()])
+    drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Found(otherwise=Recycling())])
 
     paper: ClassVar[str] = "2305.09781"
 

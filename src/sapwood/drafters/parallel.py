@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Parallel(Eagle):
     """A trained layer that drafts several tokens in one call, through rows that stand for the tokens to come."""
 
+    name: ClassVar[str] = "parallel"
     paper: ClassVar[str] = "2410.05589"
     trained: ClassVar[str] = "parallel"
 

@@ -65,7 +65,7 @@ class Recycling(Part):
     def observe(self, outcome: Outcome) -> None:
         """Write every checked row, those of the text last."""
         tree, path = outcome.tree, list(outcome.verdict.path)
-        if outcome.grown.pruned is not None:  # nobody asked: a device grew the tree, and reading its rows takes long
+        if not outcome.asked or outcome.grown.pruned is not None:  # nobody asked it, and reading rows takes long
             self.before_, self.committed_ = int(tree.tokens[path[-1]]), outcome.context + len(path)
             return
         order = np.concatenate([np.arange(len(tree)), path])  # a row written twice keeps the later value
