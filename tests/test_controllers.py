@@ -220,7 +220,21 @@ def test_goodput_rests_after_fruitless_stretches_and_tries_again() -> None:
         assert controller.budget().nodes
         controller.observe(outcome(0, 3, fruitless))
     assert controller.budget() == NO_NODES
-    assert rest_lengths(controller, 250, fruitless) == [8, 16, 32, 32, 32, 32]
+    lengths = rest_lengths(controller, 250, fruitless)
+    assert lengths == [8, 16, *[32] * 6]  # with tries of four rounds in between: the first one had twelve
+
+
+def test_goodput_probes_ever_more_seldom_where_nothing_pays() -> None:
+    controller = begin(Goodput(probe=4))
+    gaps, since = [], 0
+    for _ in range(200):
+        since += 1
+        probing = controller.budget().price is None
+        if probing:
+            gaps.append(since)
+            since = 0
+        controller.observe(outcome(0, 1 if probing else 0, Times(0.0, 1.0)))
+    assert gaps == [5, 9, 17, 33, 65, 65]
 
 
 def test_goodput_forgives_when_a_try_succeeds() -> None:

@@ -21,7 +21,9 @@ from sapwood.records import NO_NODES, Budget, Outcome
 from sapwood.tree import CAPACITY
 
 FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
-PROBE = 7  # nodes of the tree that is sent unpriced
+PROBE = 2  # nodes of the tree that is sent unpriced: where rows are dear it must not cost more than it can teach
+SELDOM = 16  # how much further apart fruitless probes may move
+BRIEF = 3  # how much shorter a try is after one that failed
 RECENT = 10  # rounds that the draft seconds of a node look back
 MISHAP = 4.0  # a stage that takes more than so many times what was foreseen compiled something, or was interrupted
 
@@ -38,7 +40,9 @@ class Ledger:
     rounds: int = 0  # speculating rounds since the last decision
     rest: int = 0  # plain rounds still to go
     pause: int = 0  # length of the next rest
+    failed: bool = False  # the last try ended in a rest
     idle: int = 0  # rounds since a tree was last sent
+    wait: int = 0  # of these, before one is sent unpriced
 
 
 @dataclass
@@ -48,11 +52,11 @@ class Goodput(Part):
     nodes: int = 63  # most nodes of a tree: with the root, as many rows as a GPU takes for little more than one
     depth: int = 16
     width: int = 4
-    slack: float = 0.1  # share by which speculation must fall behind plain decoding before it rests
+    slack: float = 0.03  # share by which speculation must fall behind plain decoding before it rests
     patience: int = 24  # speculating rounds between two decisions
     pause: int = 8  # rounds of the first rest; each fruitless try doubles it
-    longest: int = 64  # longest rest
-    probe: int = 64  # rounds without a tree after which one is sent unpriced
+    longest: int = 512  # longest rest
+    probe: int = 64  # rounds without a tree after which one is sent unpriced; more after each that taught nothing
 
     priced: ClassVar[bool] = True  # reads the machine's cost curve, which must have been measured
 
@@ -64,7 +68,7 @@ class Goodput(Part):
     def bind(self, setting: Setting) -> None:
         """Take the machine's cost curve; the ledger is shared by all requests."""
         self.cost: CostCurve = setting.cost
-        self.ledger = Ledger(pause=self.pause)
+        self.ledger = Ledger(pause=self.pause, wait=self.probe)
 
     def reset(self, request: Request) -> None:
         """Begin at the prompt's length."""
@@ -74,7 +78,7 @@ class Goodput(Part):
         """The largest budget, with the price of everything in it."""
         if self.ledger.rest > 0:
             return NO_NODES
-        if self.ledger.idle >= self.probe:
+        if self.ledger.idle >= self.ledger.wait:
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
         line = self.cost.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
         rate = self.rate(line[0])
@@ -92,6 +96,9 @@ class Goodput(Part):
         verify = min(times.verify, MISHAP * self.cost.seconds(rows, outcome.context))
         self.cost.observe(rows, outcome.context, times.verify)
         self.context_ = outcome.context + outcome.verdict.accepted + 1
+        if rows > 1:
+            probed = ledger.idle >= ledger.wait
+            ledger.wait = min(2 * ledger.wait, SELDOM * self.probe) if probed else self.probe
         ledger.idle = 0 if rows > 1 else ledger.idle + 1
         if ledger.rest > 0:
             ledger.rest -= 1
@@ -104,7 +111,7 @@ class Goodput(Part):
         ledger.seconds = FADE * ledger.seconds + draft + verify
         ledger.plain = FADE * ledger.plain + tokens * plain
         ledger.rounds += 1
-        if ledger.rounds >= self.patience:
+        if ledger.rounds >= (self.patience // BRIEF if ledger.failed else self.patience):
             self.decide()
 
     def drafted(self, expanded: int, seconds: float) -> float:
@@ -128,5 +135,6 @@ class Goodput(Part):
         if ledger.plain < (1 - self.slack) * ledger.seconds:
             ledger.rest, ledger.pause = ledger.pause, min(2 * ledger.pause, self.longest)
             ledger.tokens = ledger.seconds = ledger.plain = 0.0
+            ledger.failed = True
         elif ledger.plain > ledger.seconds:
-            ledger.pause = self.pause
+            ledger.pause, ledger.failed = self.pause, False
