@@ -92,6 +92,9 @@ def test_a_local_folder(folder: Path) -> None:
     assert backend.info.threads == torch.get_num_threads()
     waist.tree_equals_paths(backend, np.random.default_rng(0), 1e-4)
     assert load(str(folder), device="cpu", dtype="bfloat16")[0].info.dtype == "bfloat16"
+    assert load(str(folder), device="cpu", stock=True)[0].info.dtype == "float32"
+    with pytest.raises(SapwoodError, match="no weights to train with"):
+        load(str(folder), dtype="int8", stock=True)
 
 
 def test_a_gguf_file_is_converted_once(weights: Path, capfd: pytest.CaptureFixture[str]) -> None:

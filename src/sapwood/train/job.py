@@ -61,7 +61,8 @@ class Watch:
 def run(job: Job, watch: Watch) -> list[dict[str, Any]]:
     """Make the data, train, and write the heads; return a record of each."""
     courses, began = courses_of(job), time.monotonic()  # a misspelling fails before anything slow
-    backend, folder = load(job.model, device=job.device, dtype=job.dtype, threads=job.threads, progress=watch.say)
+    options: dict[str, Any] = {"device": job.device, "dtype": job.dtype, "threads": job.threads}
+    backend, folder = load(job.model, **options, progress=watch.say, stock=True)
     homes = homes_of(job, [one.kind for one in courses])
     checkpoint.check_homes(homes)
     state = homes[0] / "state.safetensors"

@@ -31,16 +31,20 @@ def load(
     dtype: str | None = None,  # None or "auto": float16 on cuda; elsewhere int8 where the model can, or float32
     threads: int | None = None,  # CPU threads; None leaves torch's choice
     progress: Progress = silent,
+    stock: bool = False,  # by the model's own code, for those who train with its weights
 ) -> tuple[TorchBackend, Path]:
     """A backend for this model, and the folder that holds its tokenizer."""
     check(model, dtype, threads)
+    if stock and dtype == "int8":
+        raise SapwoodError("dtype 'int8' has no weights to train with; use float32, or leave it out")
     place = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     with quiet():
         folder = find_folder(model, progress)
         progress(f"loading {model}")
-        backend = build(read_model(folder, model, place, find_dtype(dtype, place)), model, dtype, progress)
+        read = read_model(folder, model, place, find_dtype(dtype, place))
+        backend = TorchBackend(read, model) if stock else build(read, model, dtype, progress)
         check_tree(backend)
     return backend, folder
 
