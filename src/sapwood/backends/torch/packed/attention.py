@@ -179,24 +179,43 @@ def collect(sums: Any, results: Any, out: Any, scales: Any) -> None:
 @reordered
 def multiply(queries: Any, keys: Any, products: Any) -> None:
     """Queries [kv heads, places, width] times keys [kv heads, slots, width]: products [kv heads, places, keys]."""
+    count = products.shape[2]
     for k in range(queries.shape[0]):
         for place in range(queries.shape[1]):
-            for j in range(products.shape[2]):
+            query, out = queries[k, place], products[k, place]
+            for j in range(0, count - 3, 4):  # four keys at a time keep the processor's adders busy
+                a, b, c, d = F(0.0), F(0.0), F(0.0), F(0.0)
+                for i in range(query.shape[0]):
+                    a += query[i] * keys[k, j, i]
+                    b += query[i] * keys[k, j + 1, i]
+                    c += query[i] * keys[k, j + 2, i]
+                    d += query[i] * keys[k, j + 3, i]
+                out[j], out[j + 1], out[j + 2], out[j + 3] = a, b, c, d
+            for j in range(count - count % 4, count):
                 total = F(0.0)
-                for i in range(queries.shape[2]):
-                    total += queries[k, place, i] * keys[k, j, i]
-                products[k, place, j] = total
+                for i in range(query.shape[0]):
+                    total += query[i] * keys[k, j, i]
+                out[j] = total
 
 
 @reordered
 def gather(weights: Any, values: Any, sums: Any) -> None:
     """Weights [kv heads, places, keys] times values [kv heads, slots, width]: sums [kv heads, places, width]."""
+    count = weights.shape[2]
     for k in range(weights.shape[0]):
         for place in range(weights.shape[1]):
-            total = sums[k, place]
+            total, weight = sums[k, place], weights[k, place]
             total[:] = F(0.0)
-            for j in range(weights.shape[2]):
-                weight = weights[k, place, j]
-                if weight != F(0.0):
+            for j in range(0, count - 3, 4):  # four values at a time: the total is read and written a quarter as often
+                a, b, c, d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+                if a + b + c + d > F(0.0):
                     for i in range(total.shape[0]):
-                        total[i] += weight * values[k, j, i]
+                        total[i] += (
+                            a * values[k, j, i]
+                            + b * values[k, j + 1, i]
+                            + c * values[k, j + 2, i]
+                            + d * values[k, j + 3, i]
+                        )
+            for j in range(count - count % 4, count):
+                for i in range(total.shape[0]):
+                    total[i] += weight[j] * values[k, j, i]

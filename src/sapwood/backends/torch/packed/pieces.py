@@ -20,7 +20,7 @@ from sapwood.backends.torch.network import Rows
 from sapwood.backends.torch.packed import attention
 
 TOGETHER = 64  # rows whose products with all keys are held at once
-FEW = 640  # rows times keys up to which compiled code is quicker than a call of the matrix library
+FEW = 512  # rows times keys up to which compiled code is quicker than the matrix library; for one row it always is
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -65,7 +65,7 @@ class Piece:
         self.steps, self.results = (np.empty((kv_heads, places), np.float32) for _ in range(2))
         self.bits = np.empty(self.keys, np.int32)
         self.powers = self.bits.view(np.float32)
-        self.few = rows * self.keys <= FEW
+        self.few = rows == 1 or rows * self.keys <= FEW
 
     def weigh(self, layer: int, window: int) -> None:
         """From queries and keys to sums of values."""
