@@ -12,6 +12,7 @@ import pytest
 import sapwood
 from sapwood import LLM, Completion, Recipe, SapwoodError
 from sapwood.backends.toy import Toy, law_after
+from sapwood.completion import Tally
 from sapwood.cost import flat
 from sapwood.recipes import RECIPES, resolve
 from sapwood.records import Guarantee
@@ -267,3 +268,9 @@ def test_the_package_imports_nothing_heavy() -> None:
     code = "import sys, sapwood; print([m for m in ('torch', 'transformers', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_stages_never_add_up_to_more_than_the_whole() -> None:
+    stats = Tally(passes=1, tokens=1, prefill=0.5, draft=0.3, verify=0.2, rounds=0.4).stats(measured=False)
+    assert stats.seconds == pytest.approx(stats.prefill_s + stats.draft_s + stats.verify_s + stats.other_s)
+    assert stats.other_s >= 0

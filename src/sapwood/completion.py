@@ -128,7 +128,9 @@ class Tally:
 
     def stats(self, *, measured: bool) -> Stats:
         """The numbers so far; `measured` says whether plain decoding's seconds mean anything."""
-        seconds = self.prefill + self.rounds
+        # what parts learn from the first round is booked with the second, and was timed with the prompt
+        rounds = max(self.rounds, self.draft + self.verify)
+        seconds = self.prefill + rounds
         return Stats(
             passes=self.passes,
             tokens=self.tokens,
@@ -139,10 +141,10 @@ class Tally:
             prefill_s=self.prefill,
             draft_s=self.draft,
             verify_s=self.verify,
-            other_s=max(self.rounds - self.draft - self.verify, 0.0),
+            other_s=rounds - self.draft - self.verify,
             seconds=seconds,
             tokens_per_second=ratio(self.tokens, seconds),
-            speedup=ratio(self.plain, self.rounds) if measured else None,
+            speedup=ratio(self.plain, rounds) if measured else None,
         )
 
 
