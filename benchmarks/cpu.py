@@ -113,7 +113,9 @@ class Worker:
 
     def __init__(self, run: str, threads: int) -> None:
         command = [sys.executable, __file__, "--serve", run, "--threads", str(threads)]
-        self.run, self.seconds, self.tokens = run, [0.0][:0], [0][:0]
+        self.run = run
+        self.seconds: list[float] = []  # of each prompt, after the first token
+        self.tokens: list[int] = []
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.texts: list[list[int]] = []
         if self._read() != "ready":

@@ -26,6 +26,7 @@ from sapwood.backends.torch.fused.network import Scale  # noqa: E402
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan  # noqa: E402
 from sapwood.backends.torch.fused.qkv import Heads  # noqa: E402
 from sapwood.backends.torch.fused.sayer import Sayer  # noqa: E402
+from sapwood.backends.torch.fused.session import FusedSession
 from sapwood.backends.torch.fused.tree import DeviceTree, Parcel, Round  # noqa: E402
 
 NAMES = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
@@ -261,6 +262,7 @@ def test_loads_hold_all_rows() -> None:
 def test_a_lone_tree_is_described_like_any_other(nodes: int) -> None:
     backend = FusedBackend(tiny.make("qwen2-mixed", sliding_window=80).to(DEVICE))
     session = backend.open([1, 2, 3])
+    assert isinstance(session, FusedSession)
     tree = waist.random_tree(backend, np.random.default_rng(nodes), nodes)
     block, span = session.begin(tree, 0)
     from sapwood.backends.torch.network import Rows

@@ -259,3 +259,11 @@ class Tree:
         """The `count` nodes of largest reach besides the root; reach never rises along a path."""
         ranked = np.argsort(-self.reach[1:], kind="stable")[: max(count, 0)] + 1
         return self.keep(ranked.tolist())
+
+
+def check_path(path: Sequence[int], parents: IntArray) -> None:
+    """Refuse what is no path of the tree with these parents: a session keeps nothing else."""
+    if any(not 0 <= node < len(parents) for node in path):
+        raise ValueError(f"cannot commit {list(path)}: {len(parents)} nodes were scored since the last commit")
+    if not len(path) or [-1, *path[:-1]] != parents[list(path)].tolist():
+        raise ValueError(f"cannot commit {list(path)}: it is not a path that starts at the root")

@@ -10,7 +10,7 @@ from sapwood.backends.llamacpp.lanes import COMMITTED, branches, by_branch
 from sapwood.backends.llamacpp.memory import Memory, Rows
 from sapwood.backends.llamacpp.scores import HostScores
 from sapwood.protocols import Scores
-from sapwood.tree import Tree
+from sapwood.tree import Tree, check_path
 
 KEPT = 64  # sequences that a session keeps for its next tree: sharing the text with new ones takes time
 
@@ -159,7 +159,7 @@ class LlamaSession:
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         self.check_open()
-        self._check_path(path)
+        check_path(path, self._parents)
         start, end, keeper = self._length, self._length + len(path), self._carrier[path[-1]]
         self._bury(self._order.index(path[-1]), path)
         if keeper != self._trunk:
@@ -181,13 +181,6 @@ class LlamaSession:
         self._owned.remove(lane)
         self._idle.remove(lane)
         self.memory.give(lane)
-
-    def _check_path(self, path: Sequence[int]) -> None:
-        scored = len(self._parents)
-        if any(not 0 <= node < scored for node in path):
-            raise ValueError(f"cannot commit {list(path)}: {scored} nodes were scored since the last commit")
-        if not len(path) or [-1, *path[:-1]] != self._parents[list(path)].tolist():
-            raise ValueError(f"cannot commit {list(path)}: it is not a path that starts at the root")
 
     def rewind(self, length: int) -> None:
         """Forget every committed token after the first `length`, and the tree in flight."""

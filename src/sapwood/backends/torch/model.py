@@ -61,7 +61,7 @@ class TorchBackend:
             raise SapwoodError(
                 f"a text of {len(tokens)} tokens does not fit the model's context of {self.info.context}"
             )
-        session = TorchSession(Slots(self.network.layout, len(tokens)))
+        session = self._session(len(tokens))
         parts = [
             self._prefill(session, np.asarray(tokens[start : start + CHUNK], np.int64))
             for start in range(0, len(tokens), CHUNK)
@@ -74,14 +74,16 @@ class TorchBackend:
             torch.cuda.synchronize(self.device)  # so that the prompt's time is not booked on the first round
         return session
 
+    def _session(self, tokens: int) -> TorchSession:
+        """An empty session with room for so many tokens."""
+        return TorchSession(Slots(self.network.layout, tokens))
+
     @torch.inference_mode()
     def score(self, work: Sequence[Work]) -> list[Scores]:
         """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
-        sessions = [self._own(job) for job in work]
         if not work:
             return []
-        if len({id(session) for session in sessions}) < len(sessions):
-            raise ValueError("one pass scores one tree per session")
+        sessions = self._sessions(work)
         begun = [session.begin(job.tree, job.since) for session, job in zip(sessions, work, strict=True)]
         blocks, spans = [block for block, _ in begun], [span for _, span in begun]
         tokens = np.concatenate([job.tree.tokens[job.since :] for job in work])
@@ -106,6 +108,13 @@ class TorchBackend:
         from sapwood.backends.torch.fused.grow import Grower
 
         return Grower(head, embedding)
+
+    def _sessions(self, work: Sequence[Work]) -> list[TorchSession]:
+        """The sessions of a pass, each of them ours and there once."""
+        sessions = [self._own(job) for job in work]
+        if len({id(session) for session in sessions}) < len(sessions):
+            raise ValueError("one pass scores one tree per session")
+        return sessions
 
     def _own(self, job: Work) -> TorchSession:
         session = job.session

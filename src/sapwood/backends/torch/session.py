@@ -11,7 +11,7 @@ from sapwood.backends.torch.cache import Slots, Span
 from sapwood.backends.torch.mask import Block
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.protocols import Scores
-from sapwood.tree import Tree
+from sapwood.tree import Tree, check_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,11 @@ class TorchSession:
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         slots = self.slots
-        self._check(path)
+        check_path(path, self._parents)
         stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
         if stay < len(path):
             slots.move([self._length + node for node in path[stay:]], self._length + stay)
         self.advance(len(path))
-
-    def _check(self, path: Sequence[int]) -> None:
-        scored = len(self._parents)
-        if any(not 0 <= node < scored for node in path):
-            raise ValueError(f"cannot commit {list(path)}: {scored} nodes were scored since the last commit")
-        if [-1, *path[:-1]] != self._parents[list(path)].tolist():
-            raise ValueError(f"cannot commit {list(path)}: it is not a path that starts at the root")
 
     def rewind(self, length: int) -> None:
         """Forget every committed token after the first `length`, and the tree in flight."""

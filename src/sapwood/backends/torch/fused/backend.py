@@ -17,10 +17,9 @@ from sapwood.backends.torch.fused.pool import Seat
 from sapwood.backends.torch.fused.session import FusedSession
 from sapwood.backends.torch.fused.tree import DeviceTree, aboard
 from sapwood.backends.torch.llama import Llama, describe
-from sapwood.backends.torch.model import CHUNK, TorchBackend
+from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.network import Rows
 from sapwood.backends.torch.scores import TorchScores
-from sapwood.backends.torch.session import Reading
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Scores, Work
 from sapwood.tree import ROOT, Tree
@@ -105,34 +104,17 @@ class FusedBackend(TorchBackend):
         """The same tree on the device, as if it had been grown there: what its pass costs is then all that is timed."""
         return aboard(tree, self.device)
 
-    @torch.inference_mode()
-    def open(self, tokens: Sequence[int]) -> FusedSession:
-        """A session with these tokens committed; nothing is scored."""
-        if len(tokens) > self.info.context:
-            raise SapwoodError(
-                f"a text of {len(tokens)} tokens does not fit the model's context of {self.info.context}"
-            )
+    def _session(self, tokens: int) -> FusedSession:
+        """An empty session in a seat of the pool; a prompt's passes take the place of the last one's scores."""
         self._leave()
-        session = FusedSession(Seat(self.fused.pool, self.fused.layout, len(tokens)))
-        parts = [
-            self._prefill(session, np.asarray(tokens[start : start + CHUNK], np.int64))
-            for start in range(0, len(tokens), CHUNK)
-        ]
-        if parts:
-            hidden = {layer: torch.cat([kept[layer] for _, kept in parts]) for layer in parts[0][1]}
-            session.read = Reading(self.fused.speak, torch.cat([last for last, _ in parts]), hidden)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # so that the prompt's time is not booked on the first round
-        return session
+        return FusedSession(Seat(self.fused.pool, self.fused.layout, tokens))
 
     @torch.inference_mode()
     def score(self, work: Sequence[Work]) -> list[Scores]:
         """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
-        sessions = [self._own(job) for job in work]
         if not work:
             return []
-        if len({id(session) for session in sessions}) < len(sessions):
-            raise ValueError("one pass scores one tree per session")
+        sessions: list[Any] = self._sessions(work)
         answer = self._alone(sessions[0], work[0]) if len(work) == 1 else None
         network = self.fused if answer is not None else None  # its buffers hold the answer
         answer = answer or self._on_host(sessions, work)

@@ -276,19 +276,7 @@ def attend(
 
 
 # -------------------------------------------------------------------------------------- the children
-def leaders(
-    layer: Layer,
-    logits: Tensor,
-    facts: Tensor,
-    table: Tensor,
-    owners: Tensor | None,
-    depth: int,
-    width: int,
-    first: int,
-    parcel: Parcel,
-) -> None:
-    """Add the best tokens of each row to the grown tree."""
-    topk.leaders(layer, logits, facts, table, owners, depth, width, first, parcel, EARLY)
+leaders = topk.leaders
 
 
 def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: int) -> None:

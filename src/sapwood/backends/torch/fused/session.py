@@ -10,7 +10,7 @@ from sapwood.backends.torch.cache import Span
 from sapwood.backends.torch.fused.pool import Seat
 from sapwood.backends.torch.mask import Block
 from sapwood.backends.torch.session import TorchSession
-from sapwood.tree import Tree
+from sapwood.tree import Tree, check_path
 
 
 class FusedSession(TorchSession):
@@ -57,7 +57,7 @@ class FusedSession(TorchSession):
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         seat, tree = self.seat, self._tree
         self._settle()
-        self._check(path)
+        check_path(path, self._parents)
         rows = tree.path_rows(tuple(path)) if tree is not None else None
         stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
         if rows is not None and stay < len(path):
