@@ -26,7 +26,7 @@ from sapwood.backends.torch.fused.network import Scale  # noqa: E402
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan  # noqa: E402
 from sapwood.backends.torch.fused.qkv import Heads  # noqa: E402
 from sapwood.backends.torch.fused.sayer import Sayer  # noqa: E402
-from sapwood.backends.torch.fused.session import FusedSession
+from sapwood.backends.torch.fused.session import FusedSession  # noqa: E402
 from sapwood.backends.torch.fused.tree import DeviceTree, Parcel, Round  # noqa: E402
 
 NAMES = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
