@@ -8,13 +8,17 @@ import pytest
 from sapwood import trained
 from sapwood.backends.toy import Toy
 from sapwood.controllers.fixed import Fixed
+from sapwood.cost import flat
 from sapwood.drafters.eagle import Eagle
 from sapwood.drafters.found import Found
 from sapwood.drafters.merge import Merge
+from sapwood.drafters.model import Model
 from sapwood.drafters.recycling import Recycling
-from sapwood.engine import Engine
+from sapwood.drafters.small import Small
+from sapwood.engine import Engine, no_loader
 from sapwood.heads import files
 from sapwood.policies.beam import Beam
+from sapwood.protocols import Setting
 from sapwood.recipe import Recipe
 from sapwood.records import Draw
 from sapwood.rng import Keyed
@@ -87,3 +91,39 @@ def test_recycling_learns_nothing_while_drafting_rests() -> None:
         next(running)
     running.close()
     assert (engine.recipe.drafter.successors == before).all()  # type: ignore[attr-defined]
+
+
+def test_without_a_small_model_the_targets_own_guesses_stand_in() -> None:
+    small = Small(draws=Draw.SWOR)
+    small.bind(Setting(Toy("a"), flat(), no_loader))
+    assert isinstance(small.drafter, Recycling)
+    assert small.drafter.draws is Draw.SWOR
+
+
+def test_a_small_model_that_was_trained_is_used() -> None:
+    folder = trained.home("draft-model", Toy("a").info.model)
+    folder.mkdir(parents=True)
+    (folder / trained.WEIGHTS).write_bytes(b"")
+    asked: list[str] = []
+
+    def load(name: str) -> Toy:
+        asked.append(name)
+        return Toy("draft")
+
+    small = Small(draws=Draw.IID)
+    small.bind(Setting(Toy("a"), flat(), load))
+    assert isinstance(small.drafter, Model)
+    assert asked == [str(folder)]
+    assert small.drafter.draws is Draw.IID
+
+
+def test_policies_that_read_laws_find_them_beside_chosen_children() -> None:
+    class Reader(Beam):
+        reads_laws = True
+
+    for policy in (Reader(beam=2), Beam(beam=2)):
+        recipe = Recipe(Model(model=Toy("draft")), policy, Match(), Fixed(nodes=4, depth=2, width=2))
+        outcome = next(Engine(Toy("a"), recipe).rounds([1, 2], Sampling(max_tokens=8), Keyed(3)))
+        inner = {int(parent) for parent in outcome.grown.parents[1:]}
+        assert {node for node, _ in outcome.grown.laws} == (inner if policy.reads_laws else set())
+        assert all(law.sum() == pytest.approx(1) for law in outcome.grown.laws.values())

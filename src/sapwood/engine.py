@@ -134,6 +134,7 @@ def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) 
     if budget.nodes and (whole := grow_whole(root, drafter, policy, budget)) is not None:
         return whole
     tree = Tree(root)
+    tree.keeps_laws = policy.reads_laws
     while budget.nodes and (frontier := fit(policy.frontier(tree, budget), (CAPACITY - len(tree)) // drafter.fan)):
         drafter.expand(tree, frontier, rng)
         for node, _ in frontier:

@@ -28,6 +28,7 @@ TABLE: dict[str, str] = {
     "drafter.parallel": "sapwood.drafters.parallel:Parallel",
     "drafter.recurrent": "sapwood.drafters.recurrent:Recurrent",
     "drafter.head": "sapwood.drafters.found:Found",
+    "drafter.small": "sapwood.drafters.small:Small",
     "drafter.online": "sapwood.drafters.online:Online",
     "drafter.merge": "sapwood.drafters.merge:Merge",
     "policy.chain": "sapwood.policies.chain:Chain",

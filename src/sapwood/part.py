@@ -18,6 +18,7 @@ class Part:
     name: ClassVar[str] = ""  # its word in the table of methods
     paper: ClassVar[str] = ""  # arXiv id or citation of the rule
     source: int = 0  # a drafter's bit in `Tree.sources`
+    reads_laws: bool = False  # a policy's wish: drafters leave their whole laws in `Tree.laws`
 
     @property
     def fan(self) -> int:

@@ -154,6 +154,10 @@ class Policy(Part, Protocol):
     def prunes(self) -> Prune:
         """What `prune` may cut."""
 
+    @property
+    def reads_laws(self) -> bool:
+        """True when growing reads whole draft laws in `Tree.laws`, not only the tokens proposed from them."""
+
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """Unexpanded nodes to grow next, in order; empty when the tree is done."""
 

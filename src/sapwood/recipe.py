@@ -131,6 +131,9 @@ def build(family: str, call: Call) -> Part:
 
 def fit(value: Any, hint: Any, what: str) -> Any:
     """A value as the option's type wants it."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, Call):  # an optional part
+        hint = next((kind for kind in kinds if kind in SEAMS), hint)
     if hint in SEAMS:
         if not isinstance(value, Call):
             raise SapwoodError(f"{what} must name a part of the family {SEAMS[hint]}, not {value!r}")
@@ -144,7 +147,6 @@ def fit(value: Any, hint: Any, what: str) -> Any:
         if word not in known:
             raise SapwoodError(f"{what} must be one of {', '.join(known)}, not {word}")
         return hint(word)
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if str in kinds and isinstance(value, Call) and not value.options:
         return value.name
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):

@@ -29,6 +29,7 @@ class Tree:
     def _begin(self) -> None:
         """What a tree has beside its columns."""
         self.laws: dict[tuple[int, int], FloatArray] = {}  # (node, source) -> q of its sampled children
+        self.keeps_laws = False  # True: drafters that have a law leave it in `laws` for chosen children too
         self.states: dict[int, Any] = {}  # expanded node -> what a trained drafter made of the text up to it, [width]
         self._chosen: dict[tuple[int, int], int] = {}  # (parent, token) -> the chosen child that carries it
         self.kept: IntArray | None = None  # [n] index of each node in the tree this one was cut from

@@ -16,6 +16,8 @@ def propose(
 ) -> None:
     """Add up to `width` children of `node`; `position` is the absolute position of the child token."""
     if draws is Draw.TOPK:
+        if tree.keeps_laws:
+            tree.laws[node, source] = law
         best = leaders(law, width)
         tree.extend(node, best, law[best].tolist(), source=source)
         return
@@ -45,6 +47,11 @@ def branch(tree: Tree, node: int) -> int:
 def kind(draws: Draw, sampler: Sampler) -> Draw:
     """Greedy decoding has nothing to draw: the best tokens are chosen, whatever the drafter's kind."""
     return Draw.TOPK if sampler.sampling.greedy else draws
+
+
+def ranks_do(tree: Tree, draws: Draw, sampler: Sampler) -> bool:
+    """True where best tokens are all that is wanted: nothing is drawn, no logit changes, nobody reads the law."""
+    return kind(draws, sampler) is Draw.TOPK and not sampler.sampling.touches_logits and not tree.keeps_laws
 
 
 def draft_law(sampler: Sampler, logits: FloatArray, path: list[int]) -> FloatArray:

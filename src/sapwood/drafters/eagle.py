@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.drafters.draw import draft_law, kind, propose
+from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
 from sapwood.drafters.rows import Cache, check, lineage
 from sapwood.errors import SapwoodError
 from sapwood.part import Part, at_least
@@ -186,7 +186,7 @@ class Eagle(Part):
             logits = self.net.logits(outputs)
             if self.correct_ is not None:
                 logits = self.correct_(nodes, outputs, logits)
-            if kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits:
+            if ranks_do(tree, self.draws, self.sampler_):
                 self._choose(tree, frontier, logits)
             else:
                 self._draw(tree, frontier, logits, rng)

@@ -1,6 +1,6 @@
-"""The trained head of the model, where there is one; something else, or nothing, where there is none.
+"""The trained drafter of the model, where there is one; something else, or nothing, where there is none.
 
-For recipes that are to work with every model and to be faster where a head was trained or shipped.
+For recipes that are to work with every model and to be faster where a drafter was trained or shipped.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,24 @@ class Found(Part):
     """The EAGLE-3 head of this model, if it has one."""
 
     draws: Draw = Draw.TOPK
-    otherwise: Drafter | None = None  # drafts where there is no head
+    otherwise: Drafter | None = None  # drafts where nothing was trained
 
     paper: ClassVar[str] = "2503.01840"
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def bind(self, setting: Setting) -> None:
-        """Look for a head on targets that can show what it reads."""
-        info = setting.target.info
-        able = "hidden" in info.provides and has(Eagle.trained, info.model)
-        self.drafter: Any = Eagle(draws=self.draws) if able else self.otherwise
+        """Look for what was trained for this target."""
+        self.drafter: Any = self._trained() if self._able(setting) else self.otherwise
         if self.drafter is not None:
             self.drafter.bind(setting)
+
+    def _able(self, setting: Setting) -> bool:
+        """True where a head was trained and the target can show what it reads."""
+        info = setting.target.info
+        return "hidden" in info.provides and has(Eagle.trained, info.model)
+
+    def _trained(self) -> Part:
+        return Eagle(draws=self.draws)
 
     def reset(self, request: Request) -> None:
         """Begin a request with a copy of the drafter that was found."""

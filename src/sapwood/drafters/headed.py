@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.drafters.draw import draft_law, kind, propose
+from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
 from sapwood.drafters.eagle import best
 from sapwood.errors import SapwoodError
 from sapwood.part import Part
@@ -81,7 +81,7 @@ class Headed(Part):
     ) -> None:
         """Propose children of each node from its row of logits [rows, draft vocab]; the root stands at `committed`."""
         draws = kind(self.draws, sampler)
-        if draws is Draw.TOPK and not sampler.sampling.touches_logits:
+        if ranks_do(tree, self.draws, sampler):
             tokens, chances = best(logits, max(width for _, width in frontier), self.tokens)
             for (node, width), row, probs in zip(frontier, tokens.tolist(), chances.tolist(), strict=True):
                 tree.extend(node, row[:width], probs[:width], source=self.source)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.drafters.draw import kind
+from sapwood.drafters.draw import ranks_do
 from sapwood.drafters.eagle import best
 from sapwood.drafters.last import LastState
 from sapwood.protocols import Frontier, Request
-from sapwood.records import Draw, Outcome
+from sapwood.records import Outcome
 from sapwood.rng import Rng
 from sapwood.tree import Tree
 
@@ -55,7 +55,7 @@ class Medusa(LastState):
         assert self.states_ is not None
         depths = tree.depths[[node for node, _ in frontier]].tolist()
         tree.states.update((node, self.states_[depth]) for (node, _), depth in zip(frontier, depths, strict=True))
-        if kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits:
+        if ranks_do(tree, self.draws, self.sampler_):
             tokens, chances = self._best(self.logits_, max(width for _, width in frontier))
             for (node, width), depth in zip(frontier, depths, strict=True):
                 guesses, probs = tokens[depth, :width].tolist(), chances[depth, :width].tolist()

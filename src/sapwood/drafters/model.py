@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.drafters.draw import draft_law, kind, propose
+from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
 from sapwood.errors import SapwoodError
 from sapwood.part import Part
 from sapwood.protocols import Backend, Frontier, Request, Scores, Setting, Work
@@ -63,8 +63,7 @@ class Model(Part):
         scores = self._score()
         draws = kind(self.draws, self.sampler_)
         wide = max(width for _, width in frontier)
-        plain = draws is Draw.TOPK and not self.sampler_.sampling.touches_logits
-        best = scores.topk(wide) if plain else None
+        best = scores.topk(wide) if ranks_do(tree, self.draws, self.sampler_) else None
         for (node, width), row in zip(frontier, rows, strict=True):
             index = row - self.since_
             if best is not None:

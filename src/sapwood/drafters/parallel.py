@@ -7,10 +7,9 @@ lead to it. A round costs one call, however deep and wide its tree.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sapwood.drafters.draw import kind
+from sapwood.drafters.draw import ranks_do
 from sapwood.drafters.eagle import Eagle, best
 from sapwood.protocols import Frontier, Setting
-from sapwood.records import Draw
 from sapwood.rng import Rng
 from sapwood.tree import Tree
 
@@ -42,7 +41,7 @@ class Parallel(Eagle):
             if not frontier or (not self.rows_ and not self._read(tree)):
                 return
             tree.states.update((node, self.outputs_[int(tree.depths[node])]) for node, _ in frontier)
-            if kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits:
+            if ranks_do(tree, self.draws, self.sampler_):
                 self._choose(tree, frontier, self.laws_)
             else:
                 self._draw(tree, frontier, self.laws_[[int(tree.depths[node]) for node, _ in frontier]], rng)

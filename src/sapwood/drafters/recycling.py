@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.drafters.draw import draft_law, kind, propose
+from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
 from sapwood.part import Part, at_least, between
 from sapwood.protocols import Frontier, Request, Setting
 from sapwood.records import Draw, Outcome
@@ -88,7 +88,7 @@ class Recycling(Part):
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add successors of each node's last tokens, chosen or drawn."""
         draws = kind(self.draws, self.sampler_)
-        plain = draws is Draw.TOPK and not self.sampler_.sampling.touches_logits
+        plain = ranks_do(tree, self.draws, self.sampler_)
         for node, width in frontier:
             probs = self._successors(tree, node)
             if plain:

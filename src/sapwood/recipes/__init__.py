@@ -1,0 +1,52 @@
+"""The named recipes: published systems as combinations of parts, with their papers' defaults."""
+
+import dataclasses
+
+from sapwood import methods
+from sapwood.errors import SapwoodError
+from sapwood.part import Part, options
+from sapwood.protocols import Policy
+from sapwood.recipe import Recipe, build, parse
+from sapwood.recipes import baselines, chains, drafters, trees, verifiers
+from sapwood.recipes.entry import NamedRecipe
+from sapwood.spelling import read
+
+RECIPES: dict[str, NamedRecipe] = {
+    entry.name: entry for family in (baselines, chains, trees, drafters, verifiers) for entry in family.ENTRIES
+}
+
+
+def named(text: str) -> str:
+    """The spelling of a recipe's name; a spelling is returned as it is."""
+    word = text.strip()
+    if word in RECIPES:
+        return RECIPES[word].recipe
+    if "+" not in word and "(" not in word and not any(word in methods.names(family) for family in methods.FAMILIES):
+        raise SapwoodError(
+            f"unknown recipe {text!r}; known: {', '.join(RECIPES)}; "
+            "or spell one as drafter + policy + verifier + controller"
+        )
+    return text
+
+
+def resolve(recipe: str | Recipe, *, estimator: str | None = None, **overrides: str | None) -> Recipe:
+    """The recipe of this name or spelling, with single parts replaced by others; an estimator goes to the policy."""
+    if isinstance(recipe, str):
+        made = parse(named(recipe), **overrides)
+    else:
+        made = dataclasses.replace(recipe, **parts(overrides))  # type: ignore[arg-type]
+    if estimator is not None:
+        made = dataclasses.replace(made, policy=valued(made.policy, estimator))
+    return made
+
+
+def parts(overrides: dict[str, str | None]) -> dict[str, Part]:
+    """The parts that these spellings name, by family."""
+    return {family: build(family, read(text)) for family, text in overrides.items() if text is not None}
+
+
+def valued(policy: Policy, estimator: str) -> Policy:
+    """The policy with another estimator."""
+    if not isinstance(policy, Part) or "estimator" not in [option.name for option in options(policy)]:
+        raise SapwoodError(f"policy {policy} takes no estimator; use one that does, such as best or beam")
+    return dataclasses.replace(policy, estimator=build("estimator", read(estimator)))  # type: ignore[type-var]
