@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import WIDEN, options, wait
+from sapwood.backends.torch.fused.launch import WIDEN, options
 from sapwood.backends.torch.fused.qkv import Heads
 
 WORD = 64  # nodes per ancestor word
@@ -53,10 +53,9 @@ def _attend(
     queries, out, peaks, totals, pool, words, positions, blocks, plane, scale, window,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, group: tl.constexpr, count: tl.constexpr,
     tile_r: tl.constexpr, tile_g: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr, tail: tl.constexpr,
-    splits: tl.constexpr, early: tl.constexpr,
+    splits: tl.constexpr,
 ):  # fmt: skip
     block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    wait(early)
     many = tl.num_programs(0)
     base, length = tl.load(blocks + block), tl.load(blocks + many + block).to(tl.int32)
     first, held = tl.load(blocks + 2 * many + block).to(tl.int32), tl.load(blocks + 3 * many + block).to(tl.int32)
@@ -101,11 +100,8 @@ def _attend(
 
 
 @triton.jit
-def _merge(
-    parts, peaks, totals, out, width: tl.constexpr, tile_d: tl.constexpr, splits: tl.constexpr, early: tl.constexpr
-):
+def _merge(parts, peaks, totals, out, width: tl.constexpr, tile_d: tl.constexpr, splits: tl.constexpr):
     spot, dims, split = tl.program_id(0), tl.arange(0, tile_d), tl.arange(0, splits)
-    wait(early)
     peak, total = tl.load(peaks + spot * splits + split), tl.load(totals + spot * splits + split)
     weight = tl.exp2(peak - tl.max(peak, 0))
     there = dims < width
@@ -143,7 +139,6 @@ def attend(
     cut: Cut,
     window: int = 0,  # positions a row sees, its own included; 0 for all
     parts: Parts | None = None,  # needed for splits
-    early: bool = False,
 ) -> Tensor:
     """What each head of each row reads; returns `out`."""
     group = heads.queries // heads.keys
@@ -156,11 +151,11 @@ def attend(
         queries, target, peaks, totals, planes, words, positions, blocks, planes.stride(0), scale * LOG2E,
         window or NEVER, heads.queries, heads.keys, heads.width, group, words.shape[1],
         max(cut.rows, 16 // triton.next_power_of_2(group)), triton.next_power_of_2(group), tile_d, cut.step, cut.tail,
-        cut.splits, early, **options(early, cut.warps, cut.stages),
+        cut.splits, **options(cut.warps, cut.stages),
     )  # fmt: skip
     if split:
         spots = queries.shape[0] * heads.queries
-        _merge[spots,](target, peaks, totals, out, heads.width, tile_d, cut.splits, early, **options(early, 2))
+        _merge[spots,](target, peaks, totals, out, heads.width, tile_d, cut.splits, **options(2))
     return out
 
 

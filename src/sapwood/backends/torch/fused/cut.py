@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options, wait
+from sapwood.backends.torch.fused.launch import options
 from sapwood.backends.torch.fused.plain import NODES
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import ROWS, WORDS, Parcel
@@ -29,18 +29,14 @@ def rank_of(reach, nodes, size, step: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["size"])
-def _ranks(reach, ranks, size, step: tl.constexpr, block: tl.constexpr, early: tl.constexpr):
+def _ranks(reach, ranks, size, step: tl.constexpr, block: tl.constexpr):
     nodes = tl.program_id(0) * block + tl.arange(0, block)
-    wait(early)
     tl.store(ranks + nodes, rank_of(reach, nodes, size, step, block), nodes < size)
 
 
 @triton.jit(do_not_specialize=["size"])
-def _keep(
-    ranks, facts, new, kept, size, known: tl.constexpr, rows: tl.constexpr, tile_n: tl.constexpr, early: tl.constexpr
-):
+def _keep(ranks, facts, new, kept, size, known: tl.constexpr, rows: tl.constexpr, tile_n: tl.constexpr):
     nodes, each = tl.arange(0, tile_n), tl.arange(0, rows)
-    wait(early)
     inside = nodes < size
     held = inside & (tl.load(ranks + nodes, inside, size) <= tl.load(facts + known))
     place = tl.cumsum(held.to(tl.int32), 0) - 1
@@ -53,10 +49,9 @@ def _keep(
 def _rows(
     new, kept, facts, grown_tokens, grown_parents, grown_probs, grown_reach, all_depths, all_ranks,
     tokens, parents, depths, ranks, probs, reach, seen, deepest,
-    known: tl.constexpr, words: tl.constexpr, block: tl.constexpr, early: tl.constexpr,
+    known: tl.constexpr, words: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block + tl.arange(0, block)
-    wait(early)
     used = row <= tl.load(facts + known)
     node = tl.load(kept + row)
     up = tl.load(grown_parents + node)
@@ -83,17 +78,17 @@ def one_at(place):
     return tl.full((1,), 1, tl.int64) << (place % 64).to(tl.int64)
 
 
-def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: int, early: bool = False) -> None:
+def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: int) -> None:
     """Keep the nodes of largest reach, earlier ones first among equals, and write what each of them sees."""
     size, device = len(depths), depths.device
     order, new = torch.empty(2, size, dtype=torch.int64, device=device)
     reach = parcel.words_of("grown_reach")  # bits of numbers that are not negative have their order
-    _ranks[triton.cdiv(size, BLOCK),](reach, order, size, 128, BLOCK, early, **options(early))
+    _ranks[triton.cdiv(size, BLOCK),](reach, order, size, 128, BLOCK, **options())
     kept = parcel.field("kept")
-    _keep[1,](order, facts, new, kept, size, NODES, ROWS, tile(size), early, **options(early, warps=8))
+    _keep[1,](order, facts, new, kept, size, NODES, ROWS, tile(size), **options(warps=8))
     grown = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
     fields = (parcel.field(name) for name in ("tokens", "parents", "depths", "ranks", "probs", "reach"))
     _rows[ROWS // BLOCK,](
         new, kept, facts, *grown, depths, ranks, *fields, parcel.rows.words, deepest,
-        NODES, WORDS, BLOCK, early, **options(early),
+        NODES, WORDS, BLOCK, **options(),
     )  # fmt: skip

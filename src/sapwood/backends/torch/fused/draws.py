@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options, wait
-from sapwood.backends.torch.fused.level import EARLY
+from sapwood.backends.torch.fused.launch import options
 from sapwood.backends.torch.fused.pointwise import best_tokens
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import LONGEST, Parcel
@@ -19,10 +18,9 @@ PIECE = 2048  # logits that one program looks at
 
 
 @triton.jit
-def _noise(keys, out, vocab, piece: tl.constexpr, early: tl.constexpr):
+def _noise(keys, out, vocab, piece: tl.constexpr):
     level = tl.program_id(0)
     ids = tl.program_id(1) * piece + tl.arange(0, piece)
-    wait(early)
     key = tl.load(keys + level).to(tl.uint64, bitcast=True)
     words = (ids + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
     words = (words ^ (words >> 30)) * 0xBF58476D1CE4E5B9
@@ -34,14 +32,13 @@ def _noise(keys, out, vocab, piece: tl.constexpr, early: tl.constexpr):
 
 def noise(keys: Tensor, vocab: int, out: Tensor) -> None:
     """Gumbel noise of each key, [keys, vocab] float64."""
-    _noise[len(keys), triton.cdiv(vocab, 512)](keys, out, vocab, 512, EARLY, **options(EARLY))
+    _noise[len(keys), triton.cdiv(vocab, 512)](keys, out, vocab, 512, **options())
 
 
 @triton.jit
-def _drawn(logits, gumbel, depths, temperature, values, tokens, vocab, pieces, size: tl.constexpr, early: tl.constexpr):
+def _drawn(logits, gumbel, depths, temperature, values, tokens, vocab, pieces, size: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
     at = piece * size + tl.arange(0, size)
-    wait(early)
     there, depth = at < vocab, tl.load(depths + row)
     raw = tl.load(logits + row.to(tl.int64) * vocab + at, there, float("-inf")).to(tl.float64)
     chances = raw / tl.load(temperature) + tl.load(gumbel + depth * vocab + at, there, 0.0)
@@ -51,9 +48,8 @@ def _drawn(logits, gumbel, depths, temperature, values, tokens, vocab, pieces, s
 
 
 @triton.jit(do_not_specialize=["pieces"])
-def _best(values, tokens, said, pieces, size: tl.constexpr, early: tl.constexpr):
+def _best(values, tokens, said, pieces, size: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, size)
-    wait(early)
     there = at < pieces
     chances = tl.load(values + row * pieces + at, there, float("-inf"))
     ids = tl.load(tokens + row * pieces + at, there, 0x7FFFFFFF)
@@ -67,15 +63,13 @@ def drawn(logits: Tensor, gumbel: Tensor, depths: Tensor, temperature: Tensor, s
     pieces = triton.cdiv(vocab, PIECE)
     values = torch.empty(rows, pieces, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
-    _drawn[rows, pieces](
-        logits, gumbel, depths, temperature, values, tokens, vocab, pieces, PIECE, EARLY, **options(EARLY)
-    )
-    _best[rows,](values, tokens, said, pieces, tile(pieces), EARLY, **options(EARLY, warps=1))
+    _drawn[rows, pieces](logits, gumbel, depths, temperature, values, tokens, vocab, pieces, PIECE, **options())
+    _best[rows,](values, tokens, said, pieces, tile(pieces), **options(warps=1))
 
 
 def best(logits: Tensor, said: Tensor) -> None:
     """The best token of each row; the lowest id wins a tie."""
-    best_tokens(logits, said[: len(logits)], EARLY)
+    best_tokens(logits, said[: len(logits)])
 
 
 @triton.jit
@@ -95,15 +89,14 @@ def recall(parcel: Parcel, states: Sequence[Tensor]) -> None:
         assert layer.is_contiguous()
         _recall[len(out),](
             parcel.field("verdict"), layer, out, layer.shape[1], out.shape[1], column, tile(layer.shape[1]),
-            **options(EARLY),
+            **options(),
         )  # fmt: skip
         column += layer.shape[1]
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _walk(said, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr, early: tl.constexpr):
+def _walk(said, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr):
     each = tl.arange(0, size)
-    wait(early)
     there = each < rows
     token, up = tl.load(tokens + each, there, -1), tl.load(parents + each, there, -2)
     word = tl.load(said + tl.maximum(up, 0), there & (up >= 0), -2)  # what was said after each row's parent
@@ -123,4 +116,4 @@ def walk(parcel: Parcel, said: Tensor, rows: int) -> None:
     """Follow what was said from the root while the tree holds it."""
     tokens, parents = parcel.rows.tokens, parcel.rows.parents
     verdict = parcel.field("verdict")
-    _walk[1,](said, tokens, parents, verdict, rows, LONGEST, tile(rows), EARLY, **options(EARLY, warps=1))
+    _walk[1,](said, tokens, parents, verdict, rows, LONGEST, tile(rows), **options(warps=1))

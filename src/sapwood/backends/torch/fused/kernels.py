@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.fused import pointwise
-from sapwood.backends.torch.fused.launch import WIDEN, fetch, options, or_other, wait
+from sapwood.backends.torch.fused.launch import WIDEN, options, or_other
 from sapwood.backends.torch.fused.plans import Plan, plan_of
 
 PARTS = 1 << 22  # float32 sums that programs may leave to each other
@@ -86,7 +86,7 @@ def finish(sums, out, bias, residual, rows, columns, m, n, biased: tl.constexpr,
 def _project(
     x, weight, out, norm, bias, residual, parts, counters, m, n, k, eps, lift, share,
     normed: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, even: tl.constexpr,
-    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, split: tl.constexpr, early: tl.constexpr,
+    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, split: tl.constexpr,
 ):  # fmt: skip
     tile, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = block * tile_m + tl.arange(0, tile_m)
@@ -98,8 +98,6 @@ def _project(
         lines = tl.minimum(columns, n - 1)
         width = n
     first = part * share
-    fetch(weight, lines, k, first, early, 16)
-    wait(early)
     sums, squares = product(
         x, weight, norm, rows, lines, m, k, first, tl.minimum(first + share, k), normed, even, tile_m, tile_n, tile_k
     )
@@ -138,7 +136,6 @@ def project(
     residual: Tensor | None = None,  # [m, n]
     gate: bool = False,
     plan: Plan | None = None,
-    early: bool = False,  # launched while the kernel before still runs
 ) -> Tensor:
     """The rows of x, normalised where there is a norm, times the weight; returns `out`."""
     m, k = x.shape
@@ -146,7 +143,7 @@ def project(
     kind = "gate" if gate else "norm" if norm is not None else "plain"
     plan = plan or plan_of(m, lines, k, kind)
     if plan.library:
-        return _by_library(x, weight, out, norm, eps, lift, bias, residual, gate, early)
+        return _by_library(x, weight, out, norm, eps, lift, bias, residual, gate)
     parts, counters = workspace(x.device)
     split = plan.split if norm is None and plan.split * m * lines <= PARTS else 1
     share = triton.cdiv(triton.cdiv(k, split), plan.inputs) * plan.inputs
@@ -156,20 +153,20 @@ def project(
         x, weight, out, or_other(norm, x), or_other(bias, x), or_other(residual, x), parts, counters,
         m, n, k, eps, lift, share,
         norm is not None, bias is not None, residual is not None, gate, k % plan.inputs == 0,
-        plan.rows, plan.outputs, plan.inputs, split, early, **options(early, plan.warps, plan.stages),
+        plan.rows, plan.outputs, plan.inputs, split, **options(plan.warps, plan.stages),
     )  # fmt: skip
     return out
 
 
 def _by_library(
     x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, lift: float,
-    bias: Tensor | None, residual: Tensor | None, gate: bool, early: bool,
+    bias: Tensor | None, residual: Tensor | None, gate: bool,
 ) -> Tensor:  # fmt: skip
     """The same by the vendor's matrix product, with kernels around it."""
     if norm is not None:
-        x = pointwise.normalise(x, norm, torch.empty_like(x), eps, lift, early)
+        x = pointwise.normalise(x, norm, torch.empty_like(x), eps, lift)
     if gate:
-        pointwise.gate(x @ weight.T, out, early)
+        pointwise.gate(x @ weight.T, out)
     elif residual is not None:
         torch.addmm(residual, x, weight.T, out=out)
     else:

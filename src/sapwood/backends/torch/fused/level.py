@@ -12,7 +12,7 @@ from torch import Tensor
 from sapwood.backends.torch.fused import cut as cutting
 from sapwood.backends.torch.fused import kernels, topk
 from sapwood.backends.torch.fused.cut import rank_of
-from sapwood.backends.torch.fused.launch import options, or_other, wait
+from sapwood.backends.torch.fused.launch import options, or_other
 from sapwood.backends.torch.fused.layer import Layer, Scale
 from sapwood.backends.torch.fused.plain import NEW, ROOT_AT, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.topk import tile
@@ -20,7 +20,6 @@ from sapwood.backends.torch.fused.tree import Parcel
 
 STEP = 64  # keys that a program looks at, at a time
 SHARE = 512  # slots of the text for which one more program is worth it
-EARLY = False  # see `launch.options`; measured on Hopper: inside a graph, early launches take longer
 
 
 def project(
@@ -35,7 +34,7 @@ def project(
 ) -> None:
     """The rows of x, normalised where there is a norm, times the weight."""
     scale, lift = (None, 1.0) if norm is None else (norm.weight, norm.lift)
-    kernels.project(x, weight, out, norm=scale, eps=eps, lift=lift, residual=residual, gate=gate, early=EARLY)
+    kernels.project(x, weight, out, norm=scale, eps=eps, lift=lift, residual=residual, gate=gate)
 
 
 # --------------------------------------------------------------------------------- rows of the head
@@ -61,10 +60,9 @@ def join(
 @triton.jit
 def _pair(
     tokens, states, embedding, token_norm, state_norm, x, base, width, eps,
-    after: tl.constexpr, tile_w: tl.constexpr, early: tl.constexpr,
+    after: tl.constexpr, tile_w: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    wait(early)
     token = tl.load(tokens + row)
     join(token, states + row * width, embedding, token_norm, state_norm, x, base, row, width, eps, after, tile_w)
 
@@ -73,7 +71,7 @@ def pair(layer: Layer, tokens: Tensor, states: Tensor, x: Tensor, base: Tensor) 
     """Join the normed embeddings of tokens with normed states."""
     _pair[len(x),](
         tokens, states, layer.embedding, layer.token_norm, layer.state_norm, x, base, layer.width, layer.eps,
-        layer.after, tile(layer.width), EARLY, **options(EARLY),
+        layer.after, tile(layer.width), **options(),
     )  # fmt: skip
 
 
@@ -82,10 +80,9 @@ def _select(
     reach, tokens, states, seen, opened, sees, embedding, token_norm, state_norm, x, base,
     first, size, fan, slots, before, width, eps,
     below: tl.constexpr, after: tl.constexpr, step: tl.constexpr, tile_c: tl.constexpr, tile_s: tl.constexpr,
-    tile_w: tl.constexpr, early: tl.constexpr,
+    tile_w: tl.constexpr,
 ):  # fmt: skip
     row, each, at = tl.program_id(0), tl.arange(0, tile_c), tl.arange(0, tile_s)
-    wait(early)
     rank = rank_of(reach, each, size, step, tile_c)
     chosen = tl.sum(tl.where((rank == row) & (each < size), each, 0), 0)
     parent = chosen // fan
@@ -117,7 +114,7 @@ def select(
     _select[len(x),](
         reach.view(torch.int64), tokens, states, or_other(seen, sees), opened, sees, layer.embedding, layer.token_norm,
         layer.state_norm, x, base, first, size, width, slots, before, layer.width, layer.eps, seen is not None,
-        layer.after, 32, tile(size), tile(slots), tile(layer.width), EARLY, **options(EARLY),
+        layer.after, 32, tile(size), tile(slots), tile(layer.width), **options(),
     )  # fmt: skip
 
 
@@ -126,12 +123,11 @@ def select(
 def _turn(
     qkv, facts, angles, keys, values, query, depth, before, slots,
     new: tl.constexpr, root_at: tl.constexpr, text_rows: tl.constexpr, seat: tl.constexpr, text: tl.constexpr,
-    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, tile_h: tl.constexpr, early: tl.constexpr,
+    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, tile_h: tl.constexpr,
 ):  # fmt: skip
     row, head, dims = tl.program_id(0), tl.program_id(1), tl.arange(0, tile_h)
     half: tl.constexpr = width // 2
     there = dims < half
-    wait(early)
     count, place = tl.load(facts + new), tl.load(facts + text_rows)
     if text:
         position, slot, live = tl.load(facts + root_at) - count + row, place + row, row < count
@@ -176,7 +172,7 @@ def turn(
     heads, kv = layer.heads, layer.kv_heads
     _turn[len(qkv), heads + 2 * kv](
         qkv, facts, angles, keys, values, query, depth, before, keys.shape[2], NEW, ROOT_AT, TEXT_ROWS, SEAT,
-        depth == 0, heads, kv, layer.head_width, tile(layer.head_width // 2), EARLY, **options(EARLY, warps=1),
+        depth == 0, heads, kv, layer.head_width, tile(layer.head_width // 2), **options(warps=1),
     )  # fmt: skip
 
 
@@ -184,13 +180,12 @@ def turn(
 def _attend(
     query, facts, keys, values, sees, peaks, totals, found, slots, many, rows, count, wide, scale,
     new: tl.constexpr, text_rows: tl.constexpr, seat: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
-    width: tl.constexpr, tile_m: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr, early: tl.constexpr,
+    width: tl.constexpr, tile_m: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr,
 ):  # fmt: skip
     head, part = tl.program_id(0), tl.program_id(1)
     each, dims, ahead = tl.arange(0, tile_m), tl.arange(0, tile_d), tl.arange(0, step)
     row, live = each // group, each < rows * group
     line = row * kv_heads * group + head * group + each % group  # of [rows, heads]
-    wait(early)
     end = (tl.load(facts + text_rows) + tl.load(facts + new)).to(tl.int32)
     base = (tl.load(facts + seat) * kv_heads + head) * slots
     inner = dims < width
@@ -233,11 +228,8 @@ def glance(q, keys, values, away, seen, there, inner, peak, total, read, scale):
 
 
 @triton.jit(do_not_specialize=["lines", "parts"])
-def _merge(
-    peaks, totals, found, out, lines, parts, width, tile_p: tl.constexpr, tile_d: tl.constexpr, early: tl.constexpr
-):
+def _merge(peaks, totals, found, out, lines, parts, width, tile_p: tl.constexpr, tile_d: tl.constexpr):
     line, part, dims = tl.program_id(0), tl.arange(0, tile_p), tl.arange(0, tile_d)
-    wait(early)
     there = part < parts
     peak = tl.load(peaks + part * lines + line, there, float("-inf"))
     weight = tl.exp2(peak - tl.max(peak, 0))
@@ -268,11 +260,9 @@ def attend(
     _attend[kv, many + 1](
         query, facts, keys, values, or_other(sees, facts), peaks, totals, found, slots, many, rows,
         0 if sees is None else count, 0 if sees is None else sees.shape[1], width**-0.5 / math.log(2),
-        NEW, TEXT_ROWS, SEAT, kv, heads // kv, width, tile(rows * heads // kv), tile_d, STEP, EARLY, **options(EARLY),
+        NEW, TEXT_ROWS, SEAT, kv, heads // kv, width, tile(rows * heads // kv), tile_d, STEP, **options(),
     )  # fmt: skip
-    _merge[lines,](
-        peaks, totals, found, read, lines, many + 1, width, tile(many + 1), tile_d, EARLY, **options(EARLY, warps=1)
-    )
+    _merge[lines,](peaks, totals, found, read, lines, many + 1, width, tile(many + 1), tile_d, **options(warps=1))
 
 
 # -------------------------------------------------------------------------------------- the children
@@ -281,4 +271,4 @@ leaders = topk.leaders
 
 def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: int) -> None:
     """Keep the nodes of largest reach and write what each of them sees."""
-    cutting.cut(parcel, facts, depths, ranks, deepest, EARLY)
+    cutting.cut(parcel, facts, depths, ranks, deepest)

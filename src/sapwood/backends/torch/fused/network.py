@@ -107,7 +107,6 @@ class Fused:
         self.layout = Layout()
         self.pool = Pool(len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type])
         self.desk, self.inbox = Desk(model), Inbox(len(self.windows), self.device)
-        self.early = False  # launch kernels before those they wait for are done; needs Hopper
         self._passes: dict[Shape, Captured] = {}
         self.last: Captured | None = None  # the pass that ran last
         self._sayer: Sayer | None = None
@@ -212,13 +211,13 @@ class Fused:
         depth, scale = len(model.layers), self.scale
         if depth in desk.watched or not shape.head:
             final = desk.watched.get(depth, desk.final)
-            normalise(x, scale.norm, final[:m], model.eps, scale.lift, self.early)
+            normalise(x, scale.norm, final[:m], model.eps, scale.lift)
             if not shape.head and final is not desk.final:
                 desk.final[:m] = final[:m]
         if shape.head:
             logits = desk.logits[:m]
-            project(x, model.head, logits, norm=scale.norm, eps=model.eps, lift=scale.lift, early=self.early)
-            best_tokens(logits, desk.best[:m], self.early)
+            project(x, model.head, logits, norm=scale.norm, eps=model.eps, lift=scale.lift)
+            best_tokens(logits, desk.best[:m])
             desk.told[:m].copy_(desk.best[:m], non_blocking=True)
 
     def _input(self, layer: int, rows: int) -> Tensor:
@@ -233,24 +232,23 @@ class Fused:
         layer: Layer = model.layers[index]
         scale, mlp_scale = self.scales[index]
         _, positions, slots, blocks, words = self.inbox.parts(shape)
-        planes, queries, early = self.pool.planes(index), desk.queries[:m], self.early
+        planes, queries = self.pool.planes(index), desk.queries[:m]
         project_heads(
             x, layer.qkv, queries, planes, heads=self.heads, norm=scale.norm, eps=model.eps, angles=self.angles,
             positions=positions, slots=slots, lift=scale.lift, bias=layer.qkv_bias, query_norm=layer.query_norm,
-            key_norm=layer.key_norm, early=early,
+            key_norm=layer.key_norm,
         )  # fmt: skip
         cut = shape.cut
         attend(
             queries, planes, desk.read[:m], heads=self.heads, blocks=blocks, positions=positions,
             words=words[self.windows.index(layer.window)], scale=model.scale, cut=cut, window=layer.window,
-            parts=Parts.make(m, self.heads, cut.splits, self.device) if cut.splits > 1 else None, early=early,
+            parts=Parts.make(m, self.heads, cut.splits, self.device) if cut.splits > 1 else None,
         )  # fmt: skip
-        middle = project(desk.read[:m], layer.out, desk.middle[:m], residual=x, early=early)
+        middle = project(desk.read[:m], layer.out, desk.middle[:m], residual=x)
         inner = project(
             middle, layer.gate_up, desk.inner[:m], norm=mlp_scale.norm, eps=model.eps, lift=mlp_scale.lift, gate=True,
-            early=early,
         )  # fmt: skip
-        return project(inner, layer.down, self._input(index + 1, m), residual=middle, early=early)
+        return project(inner, layer.down, self._input(index + 1, m), residual=middle)
 
 
 def angles_of(model: Llama, positions: int) -> Tensor:

@@ -42,5 +42,5 @@ def place(rows: Rows, used: int, inbox: Inbox, shape: Shape, first: int, length:
     _place[1,](
         rows.tokens, rows.depths, rows.words, inbox.there, first, length, used,
         shape.rows, shape.blocks, min(shape.words, WORDS), rows.words.shape[1], inbox.kinds, shape.cut.rows, fields,
-        ROWS, **options(early=False),
+        ROWS, **options(),
     )  # fmt: skip

@@ -7,15 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options, wait
+from sapwood.backends.torch.fused.launch import options
 
 PIECE = 2048  # logits that one program looks at
 
 
 @triton.jit
-def _normalise(x, norm, out, width, eps, lift, tile: tl.constexpr, early: tl.constexpr):
+def _normalise(x, norm, out, width, eps, lift, tile: tl.constexpr):
     row, columns = tl.program_id(0), tl.arange(0, tile)
-    wait(early)
     inside = columns < width
     wide = tl.load(x + row * width + columns, inside, 0.0).to(tl.float32)
     size = lift * tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
@@ -23,36 +22,34 @@ def _normalise(x, norm, out, width, eps, lift, tile: tl.constexpr, early: tl.con
     tl.store(out + row * width + columns, (wide * size * scale).to(out.dtype.element_ty), inside)
 
 
-def normalise(x: Tensor, norm: Tensor, out: Tensor, eps: float, lift: float = 1.0, early: bool = False) -> Tensor:
+def normalise(x: Tensor, norm: Tensor, out: Tensor, eps: float, lift: float = 1.0) -> Tensor:
     """RMS norm of each row of x [m, width]; `lift` is what the norm was divided by. Returns `out`."""
     m, width = x.shape
     tile = triton.next_power_of_2(width)
-    _normalise[m,](x, norm, out, width, eps, lift, tile, early, **options(early, 8 if tile > 2048 else 4))
+    _normalise[m,](x, norm, out, width, eps, lift, tile, **options(8 if tile > 2048 else 4))
     return out
 
 
 @triton.jit
-def _gate(made, out, width, tile: tl.constexpr, early: tl.constexpr):
+def _gate(made, out, width, tile: tl.constexpr):
     row, columns = tl.program_id(0), tl.program_id(1) * tile + tl.arange(0, tile)
-    wait(early)
     inside = columns < width
     gate = tl.load(made + row * 2 * width + columns, inside, 0.0).to(tl.float32)
     up = tl.load(made + row * 2 * width + width + columns, inside, 0.0).to(tl.float32)
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), inside)
 
 
-def gate(made: Tensor, out: Tensor, early: bool = False) -> Tensor:
+def gate(made: Tensor, out: Tensor) -> Tensor:
     """SiLU of the first half of each row [m, 2 width], times the second half; returns `out`."""
     m, width = out.shape
-    _gate[m, triton.cdiv(width, 1024)](made, out, width, 1024, early, **options(early))
+    _gate[m, triton.cdiv(width, 1024)](made, out, width, 1024, **options())
     return out
 
 
 @triton.jit
-def _peaks(logits, values, tokens, vocab, pieces, tile: tl.constexpr, early: tl.constexpr):
+def _peaks(logits, values, tokens, vocab, pieces, tile: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
     at = piece * tile + tl.arange(0, tile)
-    wait(early)
     read = tl.load(logits + row.to(tl.int64) * vocab + at, at < vocab, float("-inf")).to(tl.float32)
     value, index = tl.max(read, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(values + row * pieces + piece, value)
@@ -60,20 +57,19 @@ def _peaks(logits, values, tokens, vocab, pieces, tile: tl.constexpr, early: tl.
 
 
 @triton.jit
-def _peak(values, tokens, best, pieces, tile: tl.constexpr, early: tl.constexpr):
+def _peak(values, tokens, best, pieces, tile: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, tile)
-    wait(early)
     read = tl.load(values + row * pieces + at, at < pieces, float("-inf"))
     index = tl.argmax(read, 0, tie_break_left=True)
     tl.store(best + row, tl.load(tokens + row * pieces + index).to(tl.int64))
 
 
-def best_tokens(logits: Tensor, best: Tensor, early: bool = False) -> Tensor:
+def best_tokens(logits: Tensor, best: Tensor) -> Tensor:
     """Best token of each row of logits [m, vocab], of equals the lowest; returns `best` [m]."""
     m, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
     values = torch.empty(m, pieces, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(m, pieces, dtype=torch.int32, device=logits.device)
-    _peaks[m, pieces](logits, values, tokens, vocab, pieces, PIECE, early, **options(early))
-    _peak[m,](values, tokens, best, pieces, max(16, triton.next_power_of_2(pieces)), early, **options(early))
+    _peaks[m, pieces](logits, values, tokens, vocab, pieces, PIECE, **options())
+    _peak[m,](values, tokens, best, pieces, max(16, triton.next_power_of_2(pieces)), **options())
     return best

@@ -95,7 +95,7 @@ class Pool:
             tile = max(2, triton.next_power_of_2(len(part)))
             _move[2 * self.layers, triton.cdiv(width, piece)](
                 self.kept, part, first + base, first + start + at, len(part), self.kept.stride(0), width, tile, piece,
-                **options(early=False),
+                **options(),
             )  # fmt: skip
 
 

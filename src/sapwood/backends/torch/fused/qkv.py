@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.fused.kernels import product, project
-from sapwood.backends.torch.fused.launch import fetch, options, or_other, wait
+from sapwood.backends.torch.fused.launch import options, or_other
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan, plan_of
 
 
@@ -69,7 +69,7 @@ def _qkv(
     x, weight, queries, pool, norm, bias, query_norm, key_norm, angles, positions, slots, m, k, eps, lift, plane,
     biased: tl.constexpr, head_normed: tl.constexpr, even: tl.constexpr,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
-    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, early: tl.constexpr,
+    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
 ):  # fmt: skip
     dims_per: tl.constexpr = tile_n // 2  # a tile holds pairs of one head that rotate together
     per_head: tl.constexpr = (width // 2 + dims_per - 1) // dims_per
@@ -78,8 +78,6 @@ def _qkv(
     rows = block * tile_m + tl.arange(0, tile_m)
     columns = tl.arange(0, tile_n)
     lines = head * width + tl.minimum(first + columns // 2, width // 2 - 1) + (columns % 2) * (width // 2)
-    fetch(weight, lines, k, 0, early, 16)
-    wait(early)
     sums, squares = product(x, weight, norm, rows, lines, m, k, 0, k, True, even, tile_m, tile_n, tile_k)
     sums *= (lift * tl.rsqrt(squares / k + eps))[:, None]
     if biased:
@@ -96,11 +94,10 @@ def _qkv(
 def _turn(
     made, queries, pool, query_norm, key_norm, angles, positions, slots, m, eps, plane,
     head_normed: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
-    tile_m: tl.constexpr, tile_d: tl.constexpr, early: tl.constexpr,
+    tile_m: tl.constexpr, tile_d: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     rows, dims = tl.program_id(1) * tile_m + tl.arange(0, tile_m), tl.arange(0, tile_d)
-    wait(early)
     place = made + rows[:, None] * ((heads + 2 * kv_heads) * width) + head * width + dims[None, :]
     there = (rows[:, None] < m) & (dims[None, :] < width // 2)
     low = tl.load(place, there, 0.0).to(tl.float32)
@@ -128,7 +125,6 @@ def project_heads(
     query_norm: Tensor | None = None,  # [width], with key_norm
     key_norm: Tensor | None = None,
     plan: Plan | None = None,
-    early: bool = False,
 ) -> None:
     """Queries of the rows, and their keys and values in their slots."""
     m, k = x.shape
@@ -138,7 +134,7 @@ def project_heads(
     sizes = query_norm is not None, heads.queries, heads.keys, heads.width
     if plan.library:
         made = torch.empty(m, weight.shape[0], dtype=x.dtype, device=x.device)
-        project(x, weight, made, norm=norm, eps=eps, lift=lift, bias=bias, plan=LIBRARY, early=early)
+        project(x, weight, made, norm=norm, eps=eps, lift=lift, bias=bias, plan=LIBRARY)
         half = triton.next_power_of_2(heads.width // 2)
         _turn[heads.all, triton.cdiv(m, 16)](
             made,
@@ -154,8 +150,7 @@ def project_heads(
             *sizes,
             16,
             half,
-            early,
-            **options(early),
+            **options(),
         )
         return
     whole = triton.next_power_of_2(heads.width)  # a norm needs the whole head
@@ -164,5 +159,5 @@ def project_heads(
     _qkv[grid](
         x, weight, queries, planes, norm, or_other(bias, x), *norms, angles, positions, slots, m, k, eps, lift, plane,
         bias is not None, *sizes[:1], k % plan.inputs == 0, *sizes[1:],
-        plan.rows, tile, plan.inputs, early, **options(early, plan.warps, plan.stages),
+        plan.rows, tile, plan.inputs, **options(plan.warps, plan.stages),
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options, wait
+from sapwood.backends.torch.fused.launch import options
 from sapwood.backends.torch.fused.layer import BANDS, EDGES, RANKS, Layer, band
 from sapwood.backends.torch.fused.plain import ROOT_TOKEN
 from sapwood.backends.torch.fused.tree import Parcel
@@ -45,10 +45,9 @@ def id_of(packed):
 
 
 @triton.jit(do_not_specialize=["pieces"])
-def _pieces(logits, packed, peaks, sums, vocab, pieces, width: tl.constexpr, tile: tl.constexpr, early: tl.constexpr):
+def _pieces(logits, packed, peaks, sums, vocab, pieces, width: tl.constexpr, tile: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
     ids = piece * tile + tl.arange(0, tile)
-    wait(early)
     values = tl.load(logits + row.to(tl.int64) * vocab + ids, ids < vocab, float("-inf")).to(tl.float32)
     peak = tl.max(values, 0)
     safe = tl.where(peak == float("-inf"), 0.0, peak)
@@ -67,10 +66,8 @@ def _children(
     packed, peaks, sums, vocabulary, facts, table, edges, owners, tokens, parents, probs, reach, first, pieces,
     known: tl.constexpr, root: tl.constexpr, width: tl.constexpr, level: tl.constexpr, ranks: tl.constexpr,
     bands: tl.constexpr, count: tl.constexpr, tile: tl.constexpr, tile_p: tl.constexpr, tile_w: tl.constexpr,
-    early: tl.constexpr,
 ):  # fmt: skip
     row, places, at = tl.program_id(0), tl.arange(0, tile_w), tl.arange(0, tile_p)
-    wait(early)
     tops = tl.load(peaks + row * pieces + at, at < pieces, float("-inf"))
     peak = tl.max(tops, 0)
     parts = tl.load(sums + row * pieces + at, at < pieces, 0.0)
@@ -120,7 +117,6 @@ def leaders(
     width: int,
     first: int,
     parcel: Parcel,
-    early: bool = False,
     piece: int = PIECE,
 ) -> None:
     """Add the best tokens of each row to the grown tree, of equals the lowest id first, with their chances."""
@@ -128,12 +124,12 @@ def leaders(
     pieces = triton.cdiv(vocab, piece)
     packed = torch.empty(rows, pieces * width, dtype=torch.int64, device=logits.device)
     peaks, sums = torch.empty(2, rows, pieces, dtype=torch.float32, device=logits.device)
-    _pieces[rows, pieces](logits, packed, peaks, sums, vocab, pieces, width, piece, early, **options(early))
+    _pieces[rows, pieces](logits, packed, peaks, sums, vocab, pieces, width, piece, **options())
     fields = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
     _children[rows,](
         packed, peaks, sums, layer.vocabulary, facts, table, edges_of(logits.device),
         facts if owners is None else owners, *fields, first, pieces, ROOT_TOKEN, owners is None, width, band(depth),
-        RANKS, BANDS, len(EDGES), tile(pieces * width), tile(pieces), tile(width), early, **options(early),
+        RANKS, BANDS, len(EDGES), tile(pieces * width), tile(pieces), tile(width), **options(),
     )  # fmt: skip
 
 
