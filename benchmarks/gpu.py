@@ -34,7 +34,9 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 512  # committed tokens of the passes by nodes
 HOT = 0.8  # temperature of the second run
 HOT_RECIPES = ("plain", "auto")
-WARM_UP = 2  # prompts that every recipe decodes uncounted: passes are captured on the way
+WARM_UP = (
+    4  # prompts, from the shortest to the longest, that every recipe decodes uncounted: passes are captured on the way
+)
 GENERATE: dict[str, dict[str, Any]] = {  # Hugging Face's options
     "hf plain": {},
     "hf prompt lookup": {"prompt_lookup_num_tokens": 10},
@@ -90,7 +92,8 @@ def interleaved(
     lineup: Lineup, texts: Sequence[Sequence[int]], sampling: Sampling, limit: Limit
 ) -> tuple[dict[str, list[Run]], int]:
     """Every recipe on every prompt, in turn, until the time is up; and on how many prompts all of them ran."""
-    for name, text in [(name, text) for text in texts[:WARM_UP] for name in lineup.engines]:
+    spread = sorted(texts, key=len)[:: max(1, (len(texts) - 1) // (WARM_UP - 1))]
+    for name, text in [(name, text) for text in spread for name in lineup.engines]:
         if limit.left > 0:
             decode(lineup.engines[name], text, sampling)
     runs: dict[str, list[Run]] = {name: [] for name in lineup.engines}

@@ -93,7 +93,7 @@ class Goodput(Part):
     def observe(self, outcome: Outcome) -> None:
         """Refine the cost curve, keep the books, and decide whether to rest."""
         ledger, times, rows = self.ledger, outcome.times, len(outcome.tree)
-        verify = min(times.verify, MISHAP * self.cost.seconds(rows, outcome.context))
+        verify = unspoiled(times.verify, self.cost.seconds(rows, outcome.context))
         self.cost.observe(rows, outcome.context, times.verify)
         self.context_ = outcome.context + outcome.verdict.accepted + 1
         if rows > 1:
@@ -119,14 +119,14 @@ class Goodput(Part):
         ledger = self.ledger
         if not expanded or not seconds:
             return seconds
-        first, most = not ledger.drafts, MISHAP * expanded * ledger.expansion
+        first, seconds = not ledger.drafts, unspoiled(seconds, expanded * ledger.expansion)
         each = seconds / expanded
         if ledger.drafts < RECENT:  # some of the first rounds load and compile: the quickest shows what drafting takes
             ledger.expansion = min(ledger.expansion or each, each)
         else:
-            ledger.expansion += (min(seconds, most) / expanded - ledger.expansion) / RECENT
+            ledger.expansion += (each - ledger.expansion) / RECENT
         ledger.drafts += 1
-        return 0.0 if first else min(seconds, most)
+        return 0.0 if first else seconds
 
     def decide(self) -> None:
         """Rest when the last stretch was slower than plain decoding; forgive when it was faster."""
@@ -138,3 +138,8 @@ class Goodput(Part):
             ledger.failed = True
         elif ledger.plain > ledger.seconds:
             ledger.pause, ledger.failed = self.pause, False
+
+
+def unspoiled(seconds: float, foreseen: float) -> float:
+    """The seconds of a stage, or those foreseen where a mishap says nothing about it."""
+    return foreseen if 0 < MISHAP * foreseen < seconds else seconds

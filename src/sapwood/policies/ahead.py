@@ -22,7 +22,8 @@ FADE = 0.8  # reach of a level against the one above, before two levels were see
 SURE = 3  # trees of a depth after which its seconds count: the first ones are grown while it is prepared
 SLOW, QUICK = 0.1, 0.5  # how fast the seconds of a depth follow a slower round, and a quicker one
 MISHAP = 4.0  # a round that takes more than so many times as long counts as so many
-STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # depths of trees: each is prepared once, so they are few
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # depths of trees: a device prepares for each, so they are few
+SIZES = (1, 3, 7, 15, 31, 63, 127, 255, 511)  # nodes of trees, likewise: with the root, rows of a pass
 
 
 class Ahead:
@@ -82,8 +83,8 @@ class Ahead:
         """Nodes that bring the most tokens over the price of their pass, at least one."""
         if budget.price is None or not self.rounds:
             return budget.nodes
-        profit = self.gains[: budget.nodes] - budget.price[1 : budget.nodes + 1]
-        return int(np.argmax(profit)) + 1
+        able = np.array([size for size in SIZES if size < budget.nodes] + [budget.nodes])
+        return int(able[np.argmax(self.gains[able - 1] - budget.price[able])])
 
     def depth(self, budget: Budget, level: float) -> int:
         """Levels that bring the most tokens over `level`, the price of each, at least one."""

@@ -22,7 +22,7 @@ from sapwood.backends.torch.fused.qkv import Heads
 from sapwood.backends.torch.mask import WHOLE, Block, tail
 from sapwood.backends.torch.network import Rows
 
-LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows of a pass
+LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # rows of a pass
 MOST = LADDER[-1]
 COUNTS = (1, 2, 4, 8, 16)  # ancestor words of a row
 RING = 4  # passes that may be on their way to the device at once
