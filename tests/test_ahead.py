@@ -1,6 +1,7 @@
 """Shapes of trees that are grown whole: what a controller's prices and the last trees make of them."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -138,6 +139,27 @@ def test_one_slow_round_does_not_end_drafting() -> None:
         policy.observe(outcome)
         controller.observe(outcome)
     assert found[-1] >= 6
+
+
+def test_seconds_of_preparing_a_depth_are_forgotten() -> None:
+    machine, noise = Machine(0.8, 0.04, begin=0.5), np.random.default_rng(0)
+    policy, controller = Best(stride=4), Goodput(width=3)
+    for part in (policy, controller):
+        part.bind(Setting(Toy(), machine.curve(), no_loader))
+    controller.reset(Request([0, 1, 2], Sampler(Sampling(), [0, 1, 2]), Toy().open([0, 1])))
+    trees: Counter[int] = Counter()
+    found = []
+    for _ in range(200):
+        budget = controller.budget()
+        levels = policy.levels(budget) if budget.nodes else None
+        found.append(0 if levels is None else levels.depth)
+        outcome = machine.round(levels, noise, policy.stride)
+        longer = (4000, 20)[trees[found[-1]]] if levels is not None and trees[found[-1]] < 2 else 1
+        trees[found[-1]] += 1
+        times = Times(longer * outcome.times.draft, outcome.times.verify)
+        policy.observe(outcome := dataclasses.replace(outcome, times=times))
+        controller.observe(outcome)
+    assert np.mean(found[100:]) > 6
 
 
 def test_depths_that_were_not_tried_for_long_are_tried_again() -> None:

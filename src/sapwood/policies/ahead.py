@@ -19,7 +19,9 @@ STALE = 100  # rounds after which what was seen at a depth says nothing about it
 FIRST = 3  # rounds that do not know yet what drafting takes
 BEGIN = 6  # depth of their trees
 FADE = 0.8  # reach of a level against the one above, before two levels were seen
-SURE = 3  # trees of a depth after which its seconds count: the first ones are grown while it is prepared
+SURE = (
+    3  # trees of a depth after which its seconds count: the first ones are grown while it is prepared, some for seconds
+)
 SLOW, QUICK = 0.1, 0.5  # how fast the seconds of a depth follow a slower round, and a quicker one
 MISHAP = 4.0  # a round that takes more than so many times as long counts as so many
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # depths of trees: a device prepares for each, so they are few
@@ -69,7 +71,8 @@ class Ahead:
         """Take in what drafting a tree of this depth took."""
         trees, usual = self.seconds.get(depth, (0, seconds))
         seconds = min(seconds, MISHAP * usual)
-        self.seconds[depth] = trees + 1, usual + (SLOW if seconds > usual else QUICK) * (seconds - usual)
+        usual += (SLOW if seconds > usual else 1.0 if trees < SURE else QUICK) * (seconds - usual)
+        self.seconds[depth] = trees + 1, usual
         known = [(depth, usual) for depth, (trees, usual) in self.seconds.items() if trees >= SURE]
         if known:
             share = min(usual / depth for depth, usual in known)  # beginning takes time too: a level takes less
