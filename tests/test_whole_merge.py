@@ -1,5 +1,6 @@
 """Several drafters of which one grows whole trees: its tree is the round's, and the others read along."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,21 +8,24 @@ import torch
 
 from sapwood.backends.torch.fused.desk import TEXT
 from sapwood.backends.torch.fused.tree import Claim, DeviceTree, Parcel
+from sapwood.backends.toy import Toy
 from sapwood.controllers.fixed import Fixed
 from sapwood.controllers.goodput import Goodput
+from sapwood.cost import flat
 from sapwood.drafters.eagle import Eagle
 from sapwood.drafters.merge import Merge
 from sapwood.drafters.recycling import Recycling
 from sapwood.drafters.suffix import Suffix
-from sapwood.engine import Decoding, Engine
+from sapwood.engine import Decoding, Engine, no_loader
 from sapwood.errors import SapwoodError
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
+from sapwood.protocols import Request, Setting
 from sapwood.recipe import Recipe
-from sapwood.records import Outcome
+from sapwood.records import Levels, Outcome
 from sapwood.rng import Keyed
-from sapwood.sampling import Sampling
+from sapwood.sampling import Sampler, Sampling
 from sapwood.verifiers.greedy import Greedy
 from sapwood.verifiers.match import Match
 from tests.test_eagle_drafter import make_text
@@ -186,3 +190,28 @@ def spied(ask: Any, found: list[Any]) -> Any:
         return found[-1]
 
     return asking
+
+
+def test_a_text_that_repeats_itself_is_recited() -> None:
+    steps, whole = backends()
+    sampling, prompt = Sampling(max_tokens=200), make_text(20, 1)
+    found = rounds(whole, auto(tame_head()), prompt, 200, sampling)
+    plain = rounds(steps, Recipe(Suffix(), Chain(), Match(), Fixed(nodes=0)), prompt, 200, sampling)
+    assert text_of(found)[:200] == text_of(plain)[:200]
+    recited = [outcome for outcome in found if len(outcome.grown) > 1 and not isinstance(outcome.tree, DeviceTree)]
+    assert recited
+    assert {int(source) for outcome in recited for source in outcome.tree.sources[1:]} == {1}
+    assert any(outcome.verdict.accepted >= 4 for outcome in recited)
+
+
+def test_what_promises_less_than_a_drafted_tree_is_not_recited() -> None:
+    merge = Merge(drafters=[Suffix(), Recycling()])
+    setting, prompt = Setting(Toy("a"), flat(), no_loader), [1, 2, 3, 4, 5, 6] * 4
+    merge.bind(setting)
+    merge.reset(Request(prompt, Sampler(Sampling(), prompt), Toy("a").open(prompt[:-1])))
+    able = Levels(20, 4, 4, 3, hope=1.0, longest=9)
+    tree = merge.grow(prompt[-1], able)
+    assert tree is not None
+    assert tree.tokens.tolist() == [6, *prompt[:9]]
+    assert merge.grow(prompt[-1], dataclasses.replace(able, hope=9.0)) is None
+    assert merge.grow(prompt[-1], dataclasses.replace(able, longest=1)) is None

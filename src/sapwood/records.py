@@ -1,6 +1,7 @@
 """The small records that parts hand to each other, and the closed sets they declare."""
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -99,6 +100,8 @@ class Levels:
     beam: int  # nodes expanded per level, those of largest reach
     width: int  # children of an expanded node
     lines: Callable[[int], FloatArray | None] = trust  # of a drafter's source; see `Binned.lines`, None is `raw`
+    hope: float = math.inf  # tokens that such a tree brings, less those its drafting costs
+    longest: int = 0  # longest path of a tree that needs no drafting, and is better if it brings more
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from sapwood.tree import ROOT, Tree
 
 LEAD = 4  # last prompt tokens kept before an output, so that its first tokens have a context
 REACH = 32  # prompt tokens matched against earlier outputs
+HOME = 8  # tokens of a match after which a text is likely to go on along it
+LIKELY = 0.5  # least chance of a recited token
 LEFT = 0.02  # shorter matches are left out once the longer ones have spread all but this
 
 
@@ -78,14 +80,35 @@ class Suffix(Part):
         """Remember the output."""
         self.earlier.learn(self.output_)
 
+    @property
+    def at_home(self) -> bool:
+        """True where the text at hand has matched an earlier one for a while, so that the next words may be known."""
+        return max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
+
+    def recite(self, root: int, longest: int) -> Tree:
+        """The likeliest continuation of the text as one path, for as long as it is likely."""
+        tree, tip = Tree(root), ROOT
+        while len(tree) <= longest:
+            probs = self._spread(self._match_of(tree, tip))
+            token = max(probs, key=probs.__getitem__, default=None)
+            if token is None or probs[token] < LIKELY:
+                break
+            tree.close(tip)
+            tip = tree.add(tip, token, probs[token], source=self.source)
+        return tree
+
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add the likeliest continuations of each node's context."""
-        if tree is not self.tree_:
-            self.tree_, self.matches_ = tree, {ROOT: [self.local_.match(), *self.ends_]}
         for node, width in frontier:
-            probs = self._spread(self._match(tree, node))
+            probs = self._spread(self._match_of(tree, node))
             best = sorted(probs, key=probs.__getitem__, reverse=True)[:width]
             tree.extend(node, best, [probs[token] for token in best], source=self.source)
+
+    def _match_of(self, tree: Tree, node: int) -> list[Match]:
+        """How the text and each book match the path to a node of this tree."""
+        if tree is not self.tree_:
+            self.tree_, self.matches_ = tree, {ROOT: [self.local_.match(), *self.ends_]}
+        return self._match(tree, node)
 
     def _match(self, tree: Tree, node: int) -> list[Match]:
         if node not in self.matches_:

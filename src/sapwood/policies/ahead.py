@@ -89,6 +89,10 @@ class Ahead:
         able = np.array([size for size in SIZES if size < budget.nodes] + [budget.nodes])
         return int(able[np.argmax(self.gains[able - 1] - budget.price[able])])
 
+    def hope(self, nodes: int) -> float:
+        """Drafted tokens that a tree of so many nodes is expected to bring; no end of them before any was seen."""
+        return float(self.gains[nodes - 1]) if self.rounds else math.inf
+
     def depth(self, budget: Budget, level: float) -> int:
         """Levels that bring the most tokens over `level`, the price of each, at least one."""
         if budget.price is not None and self.rounds < FIRST:
