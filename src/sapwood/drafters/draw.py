@@ -3,6 +3,7 @@
 import numpy as np
 
 from sapwood.arrays import FloatArray
+from sapwood.errors import Unsound
 from sapwood.records import Draw
 from sapwood.rng import Place, Rng, Use, path_key
 from sapwood.sampling import Sampler, softmax, without
@@ -47,6 +48,15 @@ def branch(tree: Tree, node: int) -> int:
 def kind(draws: Draw, sampler: Sampler) -> Draw:
     """Greedy decoding has nothing to draw: the best tokens are chosen, whatever the drafter's kind."""
     return Draw.TOPK if sampler.sampling.greedy else draws
+
+
+def covering(kinds: set[Draw], who: object) -> Draw:
+    """The kind that covers all of these in one tree; independent draws mix with nothing else."""
+    if len(kinds) < 2:
+        return next(iter(kinds))
+    if Draw.IID in kinds:
+        raise Unsound(f"{who} mixes iid draws with others; use draws=swor, or draws=iid in every drafter")
+    return Draw.MIXED
 
 
 def ranks_do(tree: Tree, draws: Draw, sampler: Sampler) -> bool:

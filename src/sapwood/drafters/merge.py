@@ -4,17 +4,19 @@ SpecInfer (arXiv 2305.09781): a token that several drafters choose is one node w
 so that an estimator can learn what their agreement is worth. Draws at random stay apart, each
 judged by its own q; chosen children come first, and draws without replacement leave them out.
 
-Where one of them grows whole trees, on a device, the round's tree is its own. The others go on reading
-along, those that need only the text while the device is busy.
+Where one of them grows whole trees, on a device, the round's tree is its own, or what another knows by heart.
+The others go on reading along, those that need only the text while the device is busy.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
+from sapwood.drafters.draw import covering
 from sapwood.drafters.found import Found
 from sapwood.drafters.recycling import Recycling
 from sapwood.drafters.suffix import Suffix
-from sapwood.errors import Unsound
 from sapwood.part import Part, between
 from sapwood.protocols import Drafter, Frontier, Request, Setting
 from sapwood.records import Draw, Levels, Outcome
@@ -38,12 +40,7 @@ class Merge(Part):
     @property
     def draws(self) -> Draw:
         """The kind that covers all drafters; independent draws mix with nothing else."""
-        kinds = {drafter.draws for drafter in self.drafters}
-        if len(kinds) < 2:
-            return kinds.pop()
-        if Draw.IID in kinds:
-            raise Unsound(f"{self} mixes iid draws with others; use draws=swor, or draws=iid in every drafter")
-        return Draw.MIXED
+        return covering({drafter.draws for drafter in self.drafters}, self)
 
     @property
     def fan(self) -> int:
@@ -93,13 +90,28 @@ class Merge(Part):
         super().close()
 
     def grow(self, root: int, levels: Levels) -> Tree | None:
-        """A whole tree of the first drafter that can grow one; None where none can."""
+        """A whole tree of the first drafter that can grow one; None where none can.
+
+        A text that is known by heart is recited instead: that needs no drafting.
+        """
+        if (recited := self._recite(root, levels)) is not None:
+            return recited
         for drafter in self.drafters:
             ask: Any = getattr(drafter, "grow", None)
             tree: Tree | None = None if ask is None else ask(root, levels)
             if tree is not None:
                 self._catch_up()
                 return tree
+        return None
+
+    def _recite(self, root: int, levels: Levels) -> Tree | None:
+        """The path that a drafter knows from the text alone, where it promises more than a drafted tree."""
+        for drafter in self.drafters:
+            if getattr(drafter, "at_home", False):  # as of the last round it has observed
+                self._catch_up()
+                tree: Tree = drafter.recite(root, levels.longest)  # type: ignore[attr-defined]
+                if np.cumprod(tree.probs[1:]).sum() > levels.hope:
+                    return tree
         return None
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:

@@ -10,12 +10,10 @@ the price of the pass, over all sizes down to none.
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from sapwood.estimators.binned import Binned
 from sapwood.part import Part, at_least
 from sapwood.policies.ahead import Ahead
-from sapwood.policies.reach import leaves, value, worth
+from sapwood.policies.reach import ready, value, worth
 from sapwood.protocols import Estimator, Frontier, Setting
 from sapwood.records import Budget, Levels, Outcome, Prune
 from sapwood.tree import Tree
@@ -49,17 +47,15 @@ class Best(Part):
         lines = getattr(self.estimator, "lines", None)
         if lines is None:
             return None
-        depth = self.ahead.depth(budget, self.ahead.price(budget, self.stride))
-        return Levels(self.ahead.size(budget), depth, self.stride, budget.width, lines)
+        level = self.ahead.price(budget, self.stride)
+        depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
+        hope = self.ahead.hope(nodes) - depth * level
+        return Levels(nodes, depth, self.stride, budget.width, lines, hope, min(budget.depth, budget.nodes))
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
         reach = value(tree, self.estimator)
-        entry = max(budget.floor, budget.draft)
-        if len(tree) > budget.nodes:  # a child must beat the weakest node of a full tree
-            entry = max(entry, np.partition(reach[1:], -budget.nodes)[-budget.nodes])
-        able = [node for node in leaves(tree, budget.depth) if reach[node] > entry]
-        able = sorted(able, key=lambda node: -reach[node])[: self.stride]
+        able = ready(tree, reach, budget, self.stride, max(budget.floor, budget.draft))
         return [(node, budget.width) for node in able]
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:

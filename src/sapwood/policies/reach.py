@@ -25,6 +25,29 @@ def leaves(tree: Tree, depth: int) -> list[int]:
     return found
 
 
+def front(tree: Tree, reach: FloatArray, most: int) -> list[int]:
+    """The best unexpanded nodes of the deepest level, best first."""
+    level = [node for node in tree.level(tree.height) if not tree.expanded[node]]
+    return sorted(level, key=lambda node: -reach[node])[:most]
+
+
+def entry(reach: FloatArray, nodes: int) -> float:
+    """Reach that a further node must exceed to be among the best `nodes`; 0 while there is room for all."""
+    return float(np.partition(reach[1:], -nodes)[-nodes]) if len(reach) > nodes else 0.0
+
+
+def ready(tree: Tree, reach: FloatArray, budget: Budget, stride: int, least: float) -> list[int]:
+    """The best leaves, at most `stride`, whose children could enter the tree and have more than `least` reach."""
+    least = max(least, entry(reach, budget.nodes))
+    able = [node for node in leaves(tree, budget.depth) if reach[node] > least]
+    return sorted(able, key=lambda node: -reach[node])[:stride]
+
+
+def breadth(reach: float, least: float, most: int) -> int:
+    """Children of a node of this reach that could have `least`: the n-th best has at most an n-th of the reach."""
+    return most if reach >= least * most else int(reach / least)
+
+
 def worth(tree: Tree, budget: Budget) -> int:
     """How many of the best nodes to check: the most tokens gained over the price of their pass."""
     gain = np.cumsum(np.sort(tree.reach[1:])[::-1][: budget.nodes])
