@@ -35,7 +35,7 @@ CONTEXT = 512  # committed tokens of the passes by nodes
 HOT = 0.8  # temperature of the second run
 HOT_RECIPES = ("plain", "auto")
 WARM_UP = (
-    4  # prompts, from the shortest to the longest, that every recipe decodes uncounted: passes are captured on the way
+    12  # prompts, short to long, that every recipe decodes before those that count: passes are captured on the way
 )
 GENERATE: dict[str, dict[str, Any]] = {  # Hugging Face's options
     "hf plain": {},
@@ -89,11 +89,10 @@ def us(number: float | None) -> str:
 
 # ------------------------------------------------------------------------------------- (c) decoding
 def interleaved(
-    lineup: Lineup, texts: Sequence[Sequence[int]], sampling: Sampling, limit: Limit
+    lineup: Lineup, warm: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], sampling: Sampling, limit: Limit
 ) -> tuple[dict[str, list[Run]], int]:
     """Every recipe on every prompt, in turn, until the time is up; and on how many prompts all of them ran."""
-    spread = sorted(texts, key=len)[:: max(1, (len(texts) - 1) // (WARM_UP - 1))]
-    for name, text in [(name, text) for text in spread for name in lineup.engines]:
+    for name, text in [(name, text) for text in warm for name in lineup.engines]:
         if limit.left > 0:
             decode(lineup.engines[name], text, sampling)
     runs: dict[str, list[Run]] = {name: [] for name in lineup.engines}
@@ -108,13 +107,15 @@ def interleaved(
 def decoding_part(llm: LLM, ask: argparse.Namespace, limit: Limit, record: Record) -> None:
     """Recipes at temperature 0 and hot, and Hugging Face on some of the same prompts."""
     assert llm.text is not None, "decoding needs a tokenizer"
-    prompts = gather(ask.suite, (), ask.prompts)
-    texts = [prompt.tokens(llm.target.info, llm.text) for prompt in prompts]
+    every = gather(ask.suite, (), ask.prompts + WARM_UP)
+    whole = [prompt.tokens(llm.target.info, llm.text) for prompt in every]
+    prompts, texts, others = every[: ask.prompts], whole[: ask.prompts], whole[ask.prompts :]
+    warm = sorted([*others, max(texts, key=len)[::-1]], key=len)  # no text twice: it would be known by heart
     cold = Sampling(max_tokens=ask.tokens, stop_ids=llm.text.eos)
     lineup, per_pass, kept = assemble(llm, RECIPES), {}, {}
     for name, sampling, part in (("greedy", cold, 0.5), ("hot", replace(cold, temperature=HOT), 0.5)):
         wanted = lineup if name == "greedy" else Lineup({k: v for k, v in lineup.engines.items() if k in HOT_RECIPES})
-        runs, done = interleaved(wanted, texts, sampling, limit.share(part))
+        runs, done = interleaved(wanted, warm, texts, sampling, limit.share(part))
         rows = report(llm.target, wanted, prompts[:done], texts[:done], runs, sampling)
         kept[name] = [asdict(row) for row in rows]
         record.say(

@@ -18,10 +18,10 @@ from sapwood.backends.torch.cache import Layout, Slots
 from sapwood.backends.torch.fused.launch import options
 from sapwood.backends.torch.fused.qkv import Heads
 
-CHUNK = 64  # slots that one launch moves
+CHUNK = 32  # slots that one launch moves
 
 
-@triton.jit(do_not_specialize=["first", "start", "count"])
+@triton.jit(do_not_specialize=["first", "start", "count"], do_not_specialize_on_alignment=["sources"])
 def _move(
     pool, sources, first, start, count, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr
 ):  # fmt: skip
@@ -92,9 +92,8 @@ class Pool:
         first, piece = seat * self.slots, 64
         for at in range(0, len(sources), CHUNK):
             part = sources[at : at + CHUNK]
-            tile = max(2, triton.next_power_of_2(len(part)))
             _move[2 * self.layers, triton.cdiv(width, piece)](
-                self.kept, part, first + base, first + start + at, len(part), self.kept.stride(0), width, tile, piece,
+                self.kept, part, first + base, first + start + at, len(part), self.kept.stride(0), width, CHUNK, piece,
                 **options(),
             )  # fmt: skip
 
