@@ -12,7 +12,7 @@ from sapwood.backends.toy import Toy, ToyScores
 from sapwood.controllers.goodput import Goodput
 from sapwood.cost import CostCurve
 from sapwood.engine import no_loader
-from sapwood.policies.ahead import BEGIN, FIRST, STALE, STEPS, Ahead
+from sapwood.policies.ahead import BEGIN, FIRST, RECENT, STALE, STEPS, Ahead
 from sapwood.policies.best import Best
 from sapwood.protocols import Request, Setting
 from sapwood.records import Budget, Levels, Outcome, Times, Verdict
@@ -170,11 +170,21 @@ def test_depths_that_were_not_tried_for_long_are_tried_again() -> None:
     for _ in range(STALE - 1):
         ahead.observe(machine.round(Levels(20, 2, 4, 3), rest, 4))
     assert ahead.expected(6)[2:] == pytest.approx(deep[2:])
-    ahead.levels[:2] = 0.5, 0.45
+    ahead.levels[1] = 0.45, 0.5
     for _ in range(2):
         ahead.observe(machine.round(Levels(20, 2, 4, 3), rest, 4))
-    fade = ahead.levels[1] / ahead.levels[0]
-    assert ahead.expected(4)[2:] == pytest.approx([ahead.levels[1] * fade, ahead.levels[1] * fade**2])
+    fade, known = ahead.levels[1][0] / ahead.levels[1][1], ahead.expected(2)[1]
+    assert ahead.expected(4)[2:] == pytest.approx([known * fade, known * fade**2])
+
+
+def test_what_deep_trees_showed_on_a_hard_text_holds_on_an_easy_one() -> None:
+    ahead, noise = Ahead(), np.random.default_rng(0)
+    for keep, depth, rounds in ((0.5, 6, RECENT), (0.9, 3, 4 * RECENT)):
+        for _ in range(rounds):
+            ahead.observe(Machine(keep, 0.1).round(Levels(20, depth, 1, 1), noise, 1))
+    assert ahead.expected(6) == pytest.approx(
+        [0.9, 0.9**2, 0.9**3, *(0.9**3 * 0.5**step for step in (1, 2, 3))], rel=0.05
+    )
 
 
 def test_nothing_known_is_hopeful() -> None:

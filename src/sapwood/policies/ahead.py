@@ -3,11 +3,14 @@
 Step by step, a policy looks at the tree in hand and stops where the next node does not pay. A tree that is
 grown whole is shaped beforehand, so the look goes to the mean of the last trees: the reach of their n-th
 best node says how many nodes pay for their rows, the reach at each depth how many levels pay for their
-drafting, and the seconds of trees of several depths what a level takes. Depths that were not tried lately
-are expected to go on as the last ones did, so that they are tried again.
+drafting, and the seconds of trees of several depths what a level takes. A level is remembered by its share of
+the one above, so that what deep trees showed on one text holds on the next, which may be easier. Depths that
+were not tried lately are expected to go on as the last ones did, so that they are tried again.
 """
 
 import math
+import operator
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -35,7 +38,7 @@ class Ahead:
         self.rounds = 0
         self.ranked = np.zeros(CAPACITY)  # [n] of the n + 1st best node
         self.gains = self.ranked  # [n] of the n + 1 best together
-        self.levels: list[float] = []  # mean reach of all checked nodes at depths 1, 2, ...
+        self.levels: list[tuple[float, float]] = []  # mean reach at depths 1, 2, ..., and one above in the same trees
         self.counts: list[int] = []  # rounds in each of these means
         self.latest: list[int] = []  # the last round that tried each depth
         self.seconds: dict[int, tuple[int, float]] = {}  # depth -> trees, and what drafting one takes
@@ -53,19 +56,21 @@ class Ahead:
         self.ranked[: len(best)] += rate * best
         self.gains = np.cumsum(self.ranked)
         deepest = int(grown.depths.max())
-        for depth, reach in enumerate(np.bincount(tree.depths, tree.reach, deepest + 1).tolist()[1:]):
-            self._mean(depth, reach)
+        reach = np.bincount(tree.depths, tree.reach, deepest + 1).tolist()  # of all checked nodes at each depth
+        for depth, (above, here) in enumerate(pairwise(reach)):
+            self._mean(depth, here, above)
         self._time(deepest, outcome.times.draft)
 
-    def _mean(self, depth: int, reach: float) -> None:
-        """Take the reach of one level into its mean; depth 0 are the children of the root."""
+    def _mean(self, depth: int, here: float, above: float) -> None:
+        """Take the reach of one level and that above into their means; depth 0 are the children of the root."""
         if depth == len(self.levels):
-            self.levels.append(0.0)
+            self.levels.append((0.0, 0.0))
             self.counts.append(0)
             self.latest.append(0)
         self.counts[depth] += 1
         self.latest[depth] = self.rounds
-        self.levels[depth] += (reach - self.levels[depth]) / min(self.counts[depth], RECENT)
+        share, (mine, over) = 1 / min(self.counts[depth], RECENT), self.levels[depth]
+        self.levels[depth] = mine + share * (here - mine), over + share * (above - over)
 
     def _time(self, depth: int, seconds: float) -> None:
         """Take in what drafting a tree of this depth took."""
@@ -107,13 +112,12 @@ class Ahead:
         return found
 
     def expected(self, most: int) -> list[float]:
-        """Reach of the levels from 1 to `most`."""
+        """Reach of the levels from 1 to `most`, each as its share of the one above was when both were tried."""
         since = self.rounds - STALE  # whoever tried a depth tried all above it
         fresh = next((depth for depth, latest in enumerate(self.latest) if latest <= since), len(self.levels))
-        seen = self.levels[: min(fresh, most)] or [1.0]
-        fade = min(seen[-1] / seen[-2], 1.0) if len(seen) > 1 and seen[-2] > 0 else FADE
-        beyond = [seen[-1] * fade**step for step in range(1, most - len(seen) + 1)]
-        return (seen + beyond)[:most]
+        shares = [here / above if above > 0 else 0.0 for here, above in self.levels[: min(fresh, most)]] or [1.0]
+        beyond = min(shares[-1], 1.0) if len(shares) > 1 else FADE
+        return list(accumulate(shares + [beyond] * (most - len(shares)), operator.mul))[:most]
 
 
 def slope(points: list[tuple[int, float]]) -> float:
