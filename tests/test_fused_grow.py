@@ -20,7 +20,7 @@ from sapwood.engine import Engine
 from sapwood.estimators import binned
 from sapwood.estimators.binned import Binned
 from sapwood.estimators.raw import Raw
-from sapwood.policies.ahead import Ahead
+from sapwood.policies.ahead import BEAM, Ahead
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
@@ -211,7 +211,7 @@ def priced(target: TorchBackend, level: float, node: float, depth: int = 12) -> 
         """A fixed budget with prices."""
 
         def budget(self) -> Budget:
-            return Budget(30, depth, 4, node * np.arange(31), level / 8)
+            return Budget(30, depth, 4, node * np.arange(31), level / BEAM)
 
     recipe = Recipe(Eagle(head=tame_head()), Best(stride=8), Match(), Priced())
     return rounds(target, recipe, make_text(9, 1), 12, Sampling(max_tokens=99))
@@ -248,7 +248,7 @@ def test_expectations_are_the_best_shape_of_a_known_tree() -> None:
     assert ahead.depth(Budget(9, 2, 2), 0.06) == 2
     assert ahead.depth(Budget(9, 9, 2), 0.0) == 9
     assert ahead.size(Budget(9, 9, 2)) == 9
-    assert ahead.size(Budget(9, 9, 2, price=0.3 * np.arange(10))) == 2
+    assert ahead.size(Budget(9, 9, 2, price=0.15 * np.arange(10))) == 3
     assert ahead.size(Budget(9, 9, 2, price=9.0 * np.arange(10))) == 1
 
 

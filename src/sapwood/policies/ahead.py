@@ -17,7 +17,8 @@ import numpy as np
 from sapwood.records import Budget, Outcome
 from sapwood.tree import CAPACITY
 
-RECENT = 20  # rounds that the means look back
+RECENT = 6  # rounds that the means look back: texts change their nature every few dozen rounds
+BEAM = 10  # least leaves a level where a device grows: there rows cost next to nothing
 STALE = 100  # rounds after which what was seen at a depth says nothing about it any more
 FIRST = 3  # rounds that do not know yet what drafting takes
 BEGIN = 6  # depth of their trees

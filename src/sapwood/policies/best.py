@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sapwood.estimators.binned import Binned
 from sapwood.part import Part, at_least
-from sapwood.policies.ahead import Ahead
+from sapwood.policies.ahead import BEAM, Ahead
 from sapwood.policies.reach import ready, value, worth
 from sapwood.protocols import Estimator, Frontier, Setting
 from sapwood.records import Budget, Levels, Outcome, Prune
@@ -47,10 +47,12 @@ class Best(Part):
         lines = getattr(self.estimator, "lines", None)
         if lines is None:
             return None
-        level = self.ahead.price(budget, self.stride)
+        beam = max(self.stride, BEAM)
+        level = self.ahead.price(budget, beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
         hope = self.ahead.hope(nodes) - depth * level
-        return Levels(nodes, depth, self.stride, budget.width, lines, hope, min(budget.depth, budget.nodes))
+        longest = min(budget.depth, budget.nodes)
+        return Levels(nodes, depth, beam, budget.width, lines, hope, longest)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
