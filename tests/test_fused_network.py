@@ -356,3 +356,39 @@ def test_a_damaged_file_of_plans_is_ignored(tmp_path: Path, monkeypatch: pytest.
     tune.recall(tmp_path / "one.json")
     tune.recall(tmp_path / "none.json")
     assert not plans.MEASURED
+
+
+@pytest.mark.parametrize("then", ["score", "fork", "rewind", "close"])
+def test_a_kept_path_is_in_its_place_when_somebody_looks(then: str) -> None:
+    model = tiny.make("llama").to(DEVICE)
+    stock, fused = TorchBackend(model), FusedBackend(model)
+    text = [5, 6, 7]
+    plain, session = stock.open(text), fused.open(text)
+    best = [int(stock.score([Work(plain, waist.line([3]))])[0].argmax()[0])]
+    best.append(int(stock.score([Work(plain, waist.line([3, *best]))])[0].argmax()[1]))
+    tree = Tree(3)
+    for token in (best[0] + 1, best[0] + 2):
+        tree.add(0, token % fused.info.vocab, 0.5)
+    node = tree.add(0, best[0], 0.5)
+    tree.add(1, 9, 0.5)
+    tip = tree.add(node, best[1], 0.5)
+    scores: Any = fused.score([Work(session, staged := fused.stage(tree))])[0]
+    found = scores.follow(staged, 0.0, lambda depth: 0)
+    assert found is not None
+    assert found[0] == (0, node, tip)
+    session.commit(found[0])
+    if then == "close":
+        session.close()
+        session = fused.open([*text, 3, *best])
+    elif then == "fork":
+        session = session.fork()
+    elif then == "rewind":
+        session.rewind(len(text) + 2)
+        fused.score([Work(session, waist.line([best[1]]))])
+        session.commit([0])
+    plain.close()
+    plain = stock.open([*text, 3, *best])
+    ours, theirs = (
+        target.score([Work(one, waist.line([4, 8]))])[0] for target, one in ((fused, session), (stock, plain))
+    )
+    assert np.allclose(ours.logits(1), theirs.logits(1), atol=CLOSE)

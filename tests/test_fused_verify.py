@@ -10,7 +10,7 @@ import torch
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.fused import verify
-from sapwood.backends.torch.fused.tree import ROWS, DeviceTree, Parcel, Round, ints
+from sapwood.backends.torch.fused.tree import ROWS, DeviceTree, Owed, Parcel, Round, ints
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.laws import PathLaws
 from sapwood.rng import Keyed, Place
@@ -148,3 +148,16 @@ def test_a_host_tree_goes_to_the_host() -> None:
     assert TorchScores(likely(tree, 1)).follow(tree, 0.0, lambda depth: 0) is None
     assert TorchScores(likely(tree, 1)).follow(tree, 0.5, lambda depth: 0) is None
     assert ROWS >= 64
+
+
+def test_what_is_owed_is_done_once_and_before_the_next_path(ops: Any) -> None:
+    tree, parcel, done = bush(1, 20), Parcel(torch.device(DEVICE)), list[str]()
+    parcel.owed = first = Owed(lambda: done.append("first"))
+    TorchScores(likely(tree, 4)).follow(aboard(tree, parcel), 0.0, lambda depth: 0)
+    assert done == ["first"]
+    first.pay()
+    forgiven = parcel.owed = Owed(lambda: done.append("forgiven"))
+    forgiven.forgive()
+    parcel.settle()
+    assert done == ["first"]
+    assert parcel.owed is None

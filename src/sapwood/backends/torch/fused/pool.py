@@ -124,6 +124,11 @@ class Seat(Slots):
         return new
 
     @torch.inference_mode()
+    def gather(self, sources: Tensor, start: int, base: int) -> None:
+        """Copy the slots base + sources, as `Pool.move` does; they are known on the device alone."""
+        self.pool.move(self.index, sources, start, base)
+
+    @torch.inference_mode()
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy these slots, ascending and never below their targets, to `start`, `start` + 1, ..."""
         self.pool.move(self.index, torch.tensor(slots, device=self.pool.kept.device), start)

@@ -1,6 +1,7 @@
 """A session in a pool, which believes a tree on the device until somebody needs its columns."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from sapwood.backends.torch.cache import Span
 from sapwood.backends.torch.fused.pool import Seat
+from sapwood.backends.torch.fused.tree import Owed
 from sapwood.backends.torch.mask import Block
 from sapwood.backends.torch.session import TorchSession
 from sapwood.tree import Tree, check_path
@@ -17,6 +19,7 @@ class FusedSession(TorchSession):
     """The committed text of one request, in a seat of the pool."""
 
     _tree: Any = None  # one that was scored on the device and not looked at since
+    _owed: Owed | None = None  # a kept path that is not in its place yet
 
     @property
     def seat(self) -> Seat:
@@ -27,21 +30,32 @@ class FusedSession(TorchSession):
 
     def begin(self, tree: Tree, since: int) -> tuple[Block, Span]:
         """Make room for the rows of a tree; nodes below `since` must still be in the tail."""
+        self._tidy()
         self._settle()
         self._tree = None
         return super().begin(tree, since)
 
     def start(self, tree: Tree) -> None:
         """Make room for a whole tree and take its columns as those in the tail."""
-        self.seat.reserve(self._length + len(tree), self._length)
+        self._reserve(tree)
         self._tree = None
         self.scored(tree)
 
     def believe(self, tree: Tree) -> None:
         """Make room for a whole tree and take its columns, when they are needed, as they come."""
-        self.seat.reserve(self._length + len(tree), self._length)
+        self._reserve(tree)
         self._tokens = self._parents = np.empty(0, np.int64)
         self._tree = tree
+
+    def _reserve(self, tree: Tree) -> None:
+        self._tidy()
+        self.seat.reserve(self._length + len(tree), self._length)
+
+    def _tidy(self) -> None:
+        """Put the kept path in its place: only now, so that the next tree could begin to grow before."""
+        if self._owed is not None:
+            self._owed.pay()
+            self._owed = None
 
     def _settle(self) -> None:
         if self._tree is not None:
@@ -56,16 +70,35 @@ class FusedSession(TorchSession):
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         seat, tree = self.seat, self._tree
+        self._tidy()
         self._settle()
         check_path(path, self._parents)
         rows = tree.path_rows(tuple(path)) if tree is not None else None
         stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
         if rows is not None and stay < len(path):
-            seat.pool.move(seat.index, rows[stay:], self._length + stay, self._length)
+            gather = partial(seat.gather, rows[stay:], self._length + stay, self._length)
+            self._owed = tree.turn.parcel.owed = Owed(gather)
         elif stay < len(path):
             seat.move([self._length + node for node in path[stay:]], self._length + stay)
         self.advance(len(path))
 
+    def extend(self, rows: int) -> Span:
+        """Where the next `rows` tokens of a prompt go; `advance` commits them."""
+        self._tidy()
+        return super().extend(rows)
+
+    def rewind(self, length: int) -> None:
+        """Forget every committed token after the first `length`, and the tree in flight."""
+        self._tidy()
+        super().rewind(length)
+
+    def close(self) -> None:
+        """Free the memory; the session cannot be used again."""
+        if self._owed is not None:
+            self._owed.forgive()
+        super().close()
+
     def fork(self) -> "FusedSession":
         """An independent session with the same committed text."""
+        self._tidy()
         return FusedSession(self.seat.copy(self._length), self._length)

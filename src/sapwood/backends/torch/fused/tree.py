@@ -57,6 +57,23 @@ class Rows:
     words: Tensor  # [ROWS, WORDS] bits of the nodes that each row sees, itself included
 
 
+class Owed:
+    """Work on the words of a round that can wait until they, or what it changes, are needed; done at most once."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def pay(self) -> None:
+        """Do it, unless it was done."""
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+    def forgive(self) -> None:
+        """Nobody needs it any more."""
+        self._work = None
+
+
 class Parcel:
     """The buffer of one round on the device, and its twin on the host."""
 
@@ -73,6 +90,7 @@ class Parcel:
         self.thoughts: Tensor | None = None  # [rows, features] of new text, where a growth reads them
         self.layers: tuple[int, ...] = ()  # of the target, whose inputs are these features
         self.claim: weakref.ref[Claim] | None = None  # of whoever relies on the thoughts
+        self.owed: Owed | None = None  # what must still be done with the path
 
     def field(self, name: str) -> Tensor:
         """One field on the device; probabilities as float64."""
@@ -89,6 +107,12 @@ class Parcel:
         if claim is not None:
             claim.leave()
         self.claim = None
+
+    def settle(self) -> None:
+        """Let what is owed be done with the path: another is about to take its place."""
+        if self.owed is not None:
+            self.owed.pay()
+            self.owed = None
 
     def send(self) -> None:
         """Start the transfer to the host."""

@@ -168,6 +168,7 @@ class Judge:
             self._noise(case.logits.shape[1]).tell(case.levels, key, temperature)
         if case.states:
             self.parcel.vacate()
+        self.parcel.settle()
         self._step(case, static)()
         turn = tree.turn
         words = turn.words = self.parcel.wait()
