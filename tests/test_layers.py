@@ -13,7 +13,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "sapwood"
 FAMILIES = ("drafters", "policies", "estimators", "verifiers", "controllers", "backends")
 
 # from the bottom up; a module imports from its own layer and from those below. What is not listed is the face.
-DATA = ("arrays", "errors", "paths", "rng", "tree", "records", "sampling", "cost", "trained", "nets")
+DATA = (
+    "arrays",
+    "errors",
+    "paths",
+    "rng",
+    "tree",
+    "records",
+    "sampling",
+    "cost",
+    "trained",
+    "nets",
+    "learners",
+    "doubt",
+)
 LAYERS: list[tuple[str, ...]] = [
     DATA,
     ("protocols", "part"),

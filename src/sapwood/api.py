@@ -3,14 +3,16 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from sapwood.completion import Completion, Step, collect
 from sapwood.engine import Engine
 from sapwood.loading import ReadText, load
 from sapwood.output import steps
 from sapwood.profile import Profile
-from sapwood.protocols import Backend
+from sapwood.protocols import Backend, Words, no_tokenizer, no_words
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
 from sapwood.request import read_chat, read_prompt, read_sampling
@@ -44,6 +46,8 @@ class LLM:
         parts = {"drafter": drafter, "policy": policy, "verifier": verifier, "controller": controller}
         made = resolve(recipe, estimator=estimator, **parts)  # before anything slow: a misspelling fails at once
         self.progress = progress or silent
+        self._lent: WeakValueDictionary[str, Backend] = WeakValueDictionary()  # models lent to drafters
+        self._readers: dict[str, ReadText] = {}  # of the texts of models lent to drafters
         self._backend, self._device, self._dtype, self._threads = backend, device, dtype, threads
         if isinstance(model, str):
             self.target, read_text = self._load(model)
@@ -57,8 +61,25 @@ class LLM:
         place = {"device": self._device, "dtype": self._dtype}
         return load(model, self._backend, **place, threads=self._threads, progress=self.progress)
 
+    def _lend(self, model: str) -> Backend:
+        """A further model for a drafter: one for all the recipes that are in use."""
+        lent = self._lent.get(model)
+        if lent is None:
+            lent, self._readers[model] = self._load(model)
+            self._lent[model] = lent
+        return lent
+
+    def _words(self, model: str) -> Words:
+        """The tokenizer of the target, or of a further model."""
+        if model:
+            if model not in self._readers:
+                self._lend(model)
+            return self._readers[model]()
+        return no_words(model) if self.text is None else self.text
+
     def _build(self, recipe: Recipe) -> None:
-        self.engine = Engine(self.target, recipe, self.profile.curve, lambda name: self._load(name)[0])
+        encode = no_tokenizer if self.text is None else partial(self.text.encode, whole=False)
+        self.engine = Engine(self.target, recipe, self.profile.curve, self._lend, encode=encode, words=self._words)
         if not self.profile.measured and getattr(recipe.controller, "priced", False):
             self.profile.measure(self.target, self.progress, quick=True)
 

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from sapwood.cost import CostCurve, flat
 from sapwood.errors import SapwoodError
 from sapwood.laws import PathLaws
-from sapwood.protocols import Backend, Drafter, Frontier, Policy, Request, Scores, Setting, Work
+from sapwood.protocols import (
+    Backend,
+    Drafter,
+    Frontier,
+    Policy,
+    Request,
+    Scores,
+    Setting,
+    Words,
+    Work,
+    no_tokenizer,
+    no_words,
+)
 from sapwood.recipe import Recipe
 from sapwood.records import Budget, Outcome, Times
 from sapwood.rng import Rng
@@ -34,9 +46,11 @@ class Engine:
     cost: CostCurve = field(default_factory=flat)
     load: Callable[[str], Backend] = no_loader
     now: Callable[[], float] = time.perf_counter  # seconds; replaced where runs must repeat exactly
+    encode: Callable[[str], list[int]] = no_tokenizer  # for drafters that read a text the user names
+    words: Callable[[str], Words] = no_words  # for drafters with a tokenizer of their own
 
     def __post_init__(self) -> None:
-        self.recipe = self.recipe.bind(Setting(self.target, self.cost, self.load))
+        self.recipe = self.recipe.bind(Setting(self.target, self.cost, self.load, self.encode, self.words))
 
     def rounds(self, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> Generator[Outcome]:
         """Decode one request, round by round, until the caller has enough or the context is full."""
@@ -67,6 +81,7 @@ class Decoding:
             raise
         self.drafter, self.policy, self.verifier, self.controller = parts
         self.lesson: Outcome | None = None  # a round that only the drafter has observed so far
+        self.coming: Budget | None = None  # of the next round, where it could be set ahead
         self.clock.lap("draft")  # what parts do with the prompt is part of their price
 
     @property
@@ -77,7 +92,7 @@ class Decoding:
     def draft(self, most: int = CAPACITY - 1) -> Work:
         """Grow and prune this round's tree, of at most `most` nodes besides the root."""
         self.clock.restart()  # what the caller did since the last round is not ours
-        budget = self.controller.budget().within(*self.room(most))
+        budget, self.coming = (self.coming or self.controller.budget()).within(*self.room(most)), None
         self.asked = budget.nodes > 0
         self.grown = grow(self.root, self.drafter, self.policy, budget, self.rng)
         cut = self.grown.pruned
@@ -91,6 +106,8 @@ class Decoding:
 
     def judge(self, scores: Scores) -> Outcome:
         """Verify the scored tree, keep what stands, and let every part learn from it."""
+        if self.grown.pruned is not None:  # the device is at work; the controller learns nothing before it goes on
+            self.coming = self.controller.budget()
         laws = PathLaws(self.tree, scores, self.sampler)
         context = self.session.length
         verdict = self.verifier.verify(self.tree, laws, context, self.rng)

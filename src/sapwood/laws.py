@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sapwood.arrays import FloatArray
+from sapwood.drafters.draw import draft_law
 from sapwood.protocols import Scores
 from sapwood.records import Verdict
 from sapwood.rng import Keyed, Place, Rng
@@ -28,6 +29,10 @@ class PathLaws:
     def law(self, node: int) -> FloatArray:
         """Law of the next token after this node, [vocab]."""
         return self.sampler.law(self.scores.logits(node), self.tree.spell(node)[1:])
+
+    def soft(self, node: int) -> FloatArray:
+        """The same law; at temperature 0 the whole softmax of which the best token is taken."""
+        return draft_law(self.sampler, self.scores.logits(node), self.tree.spell(node)[1:])
 
     def draw(self, node: int, position: int, rng: Rng) -> int:
         """The target's own next token, at this absolute position."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.cost import CostCurve
+from sapwood.errors import SapwoodError
 from sapwood.records import BackendInfo, Budget, Draw, Guarantee, Outcome, Prune, Verdict
 from sapwood.rng import Rng
 from sapwood.sampling import Sampler
@@ -92,6 +93,30 @@ class Backend(Protocol):
 
 
 # ------------------------------------------------------------------------------------ the parts
+def no_tokenizer(text: str) -> list[int]:
+    """Stands in where an engine was given no tokenizer."""
+    raise SapwoodError(f"{text[:20]!r} cannot be read without the target's tokenizer; give the engine its `encode`")
+
+
+class Words(Protocol):
+    """A model's tokenizer."""
+
+    @property
+    def size(self) -> int:
+        """Tokens in the vocabulary."""
+
+    def encode(self, text: str, *, whole: bool = True) -> list[int]:
+        """Tokens of a text; `whole` lets the tokenizer mark its beginning where the model wants that."""
+
+    def show(self, tokens: Sequence[int]) -> str:
+        """Text of these tokens, special ones shown."""
+
+
+def no_words(name: str) -> Words:
+    """Stands in where an engine was given no way to find tokenizers."""
+    raise SapwoodError(f"the tokenizer of {name or 'the target'} cannot be found here; give the engine its `words`")
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What an engine offers its parts, once."""
@@ -99,6 +124,8 @@ class Setting:
     target: Backend
     cost: CostCurve
     load: Callable[[str], Backend]  # a backend for a model's name
+    encode: Callable[[str], list[int]] = no_tokenizer  # tokens of a text, as the target reads it
+    words: Callable[[str], Words] = no_words  # the tokenizer of a model's name; of the target where it is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +208,9 @@ class Laws(Protocol):
 
     def law(self, node: int) -> FloatArray:
         """Law of the next token, [vocab]."""
+
+    def soft(self, node: int) -> FloatArray:
+        """The same law; at temperature 0 not one-hot but the whole softmax, for rules that weigh other tokens too."""
 
     def draw(self, node: int, position: int, rng: Rng) -> int:
         """The target's own next token: what plain decoding says at this position."""

@@ -29,7 +29,7 @@ class Prune(enum.Enum):
     """What a policy cuts after the draft: decides which draws it may be used with."""
 
     NOTHING = "nothing"
-    GROUPS = "groups"  # whole sibling groups, by what was known before they were drawn
+    GROUPS = "groups"  # sibling groups, or the end of one, by what was known before that was drawn
     NODES = "nodes"  # single nodes, by their own token
 
 
@@ -50,7 +50,7 @@ class BackendInfo:
     vocab: int
     context: int  # most tokens a session may hold
     max_nodes: int = 1024  # most nodes of one tree, root included
-    provides: frozenset[str] = frozenset()  # "hidden", "layers": what drafters may need
+    provides: frozenset[str] = frozenset()  # "hidden", "layers", "variants": what parts may need
     device: str = "cpu"
     dtype: str = "float64"
     threads: int = 1

@@ -50,9 +50,13 @@ class Text:
         """Text of these tokens; special ones are not shown."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
+    def show(self, tokens: Sequence[int]) -> str:
+        """Text of these tokens, special ones shown."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
     def spell(self, token: int) -> str:
         """One token by itself, special ones shown."""
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+        return self.show([token])
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of a conversation, up to where the assistant speaks next."""

@@ -48,6 +48,8 @@ class Layout:
 class Slots:
     """The buffers of one session, [planes, heads, slots, width] each; they grow by doubling."""
 
+    writer: Any = None  # who wrote the tree in flight last, where several may
+
     def __init__(self, layout: Layout, used: int) -> None:
         self.layout, self.size = layout, used + SPARE
         self.buffers = [self._empty(buffer) for buffer in range(len(layout.shapes))]
@@ -82,6 +84,12 @@ class Slots:
         for buffer in self.buffers:
             index = torch.tensor(slots, device=buffer.device)
             buffer[:, :, start : start + len(slots)] = buffer.index_select(2, index)
+
+    @torch.inference_mode()
+    def take(self, other: "Slots", start: int, stop: int, place: int) -> None:
+        """Copy slots from `start` to `stop` of another session to `place`, `place` + 1, ..."""
+        for mine, theirs in zip(self.buffers, other.buffers, strict=True):
+            mine[:, :, place : place + stop - start] = theirs[:, :, start:stop]
 
     def write(self, states: torch.Tensor, place: tuple[int, int], start: int) -> torch.Tensor:
         """Put states [1, heads, rows, width] at `start`; return all slots up to their end."""

@@ -23,11 +23,17 @@ class Block:
     parents: IntArray  # [nodes]
     depths: IntArray  # [nodes]
     since: int = 0  # rows are the nodes from here on
+    gap: int = 0  # positions of the text whose keys are left out
 
     @property
     def rows(self) -> int:
         """Nodes that are run."""
         return len(self.parents) - self.since
+
+    @property
+    def positions(self) -> IntArray:
+        """Place of each row in its text, [rows]."""
+        return self.length + self.gap + self.depths[self.since :]
 
     @property
     def slots(self) -> int:

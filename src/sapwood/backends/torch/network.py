@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class Rows:
     @property
     def positions(self) -> IntArray:
         """Place of each row in its text."""
-        return np.concatenate([block.length + block.depths[block.since :] for block in self.blocks])
+        return np.concatenate([block.positions for block in self.blocks])
 
 
 class Network(Protocol):
@@ -48,3 +48,26 @@ class Network(Protocol):
 
     def adopt(self, net: nn.Module) -> Any:
         """A trained head in the number format of this network, on its device."""
+
+
+@runtime_checkable
+class Divisible(Network, Protocol):
+    """A network that can be run in part: some of its layers, some of its sublayers, fewer bits.
+
+    Sublayers are numbered as they are run: 2 i is the attention of layer i, 2 i + 1 its MLP.
+    """
+
+    def check_layer(self, layer: int) -> None:
+        """Refuse a model that cannot stop before this layer and go on later."""
+
+    def enter(self, rows: Rows, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
+        """Run the layers before this one; its input, [rows, width], and the inputs of watched layers among them."""
+
+    def resume(self, rows: Rows, watched: Collection[int], layer: int, states: Tensor) -> tuple[Tensor, Kept]:
+        """Run the others from such inputs; logits [rows, vocab] and the inputs of watched layers among them."""
+
+    def skipping(self, sublayers: Collection[int]) -> "Network":
+        """The same network, weights and layout, without these sublayers."""
+
+    def rounded(self, bits: int) -> "Network":
+        """The network in fewer bits; where its layout is the same, it can go on from the same keys and values."""

@@ -31,6 +31,10 @@ class TorchScores:
     def _logits(self) -> torch.Tensor:
         return self._given if isinstance(self._given, torch.Tensor) else self._given()
 
+    def after(self, row: int) -> "TorchScores":
+        """The same answer without the rows before this one."""
+        return TorchScores(self._logits[row:], {layer: states[row:] for layer, states in self._hidden.items()})
+
     @torch.inference_mode()
     def argmax(self) -> IntArray:
         """Best next token of each row, [n]; the lowest id wins a tie."""

@@ -15,6 +15,26 @@ from sapwood.tree import Tree, check_path
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """A tree whose first layers were run: what the next ones read, and what was watched on the way."""
+
+    tree: Tree
+    layer: int  # the first that was not run
+    states: torch.Tensor  # [nodes, width], its input
+    kept: Mapping[int, torch.Tensor]  # layer -> [nodes, width]
+
+    def rows_of(self, tree: Tree) -> IntArray | None:
+        """Where the nodes of a tree lie among ours, [nodes]; None where it was not cut from the same tree as ours."""
+        if tree is self.tree:
+            return np.arange(len(tree))
+        if tree.kept is None or self.tree.kept is None or len(tree) > len(self.tree):
+            return None
+        rows = np.minimum(np.searchsorted(self.tree.kept, tree.kept), len(self.tree) - 1)
+        same = np.array_equal(self.tree.kept[rows], tree.kept) and np.array_equal(self.tree.tokens[rows], tree.tokens)
+        return rows if same and np.array_equal(self.tree.parents[rows[1:]], rows[tree.parents[1:]]) else None
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What the model made of a prompt, from which its logits can still be had."""
 
@@ -33,6 +53,7 @@ class TorchSession:
 
     def __init__(self, slots: Slots, length: int = 0) -> None:
         self._slots: Slots | None = slots
+        self.entered: Entered | None = None  # a tree that was run through the first layers only
         self.read: Reading | None = None  # what the model made of the first text, until something is committed
         self._length = length
         self._tokens: IntArray = np.empty(0, np.int64)  # of the nodes scored in this round
@@ -71,6 +92,7 @@ class TorchSession:
             raise ValueError(f"the first {since} nodes are not those scored earlier in this round; use since=0")
         slots.reserve(self._length + nodes, self._length + since)
         self._tokens, self._parents = self._tokens[:since], self._parents[:since]  # the rest is about to be overwritten
+        slots.writer, self.entered = self, None
         block = Block(self._length, tree.parents, tree.depths, since)
         return block, Span(slots, self._length + since, nodes - since)
 
@@ -86,6 +108,7 @@ class TorchSession:
     def advance(self, rows: int) -> None:
         """Commit that many slots as they are and drop the tree in flight."""
         self._length += rows
+        self.entered = None
         self._tokens = self._parents = np.empty(0, np.int64)
         self.read = None
 
@@ -97,6 +120,9 @@ class TorchSession:
         if stay < len(path):
             slots.move([self._length + node for node in path[stay:]], self._length + stay)
         self.advance(len(path))
+
+    def _tidy(self) -> None:
+        """Put the kept path in its place, where that was put off; here it never is."""
 
     def rewind(self, length: int) -> None:
         """Forget every committed token after the first `length`, and the tree in flight."""

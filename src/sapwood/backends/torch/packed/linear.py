@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.packed import kernels
+from sapwood.backends.torch.parts import coarse
 
 STEP, ZERO = 1 / kernels.GRID, 128  # of the grid that rows are rounded to: 1..255 stand for -1..1
+BITS = 8
 LEVELS = 127  # whole numbers on each side of zero that a weight may take
 ENGINE = "fbgemm"
 
@@ -30,6 +32,14 @@ class Linear:
         """Products of rows scaled to [-1, 1], float32 [rows, outputs]."""
         out: Tensor = self.apply(rows, STEP, ZERO, self.packed)
         return out
+
+    def rounded(self, bits: int) -> "Linear":
+        """The same matrix for rows in eight bits; below eight bits its weights are put on a coarser grid too."""
+        if bits < BITS:
+            return Linear(coarse(unpack(self.packed), bits))
+        made = Linear.__new__(Linear)
+        made.outputs, made.inputs, made.packed, made.apply = self.outputs, self.inputs, self.packed, self.apply
+        return made
 
 
 class Fine(Linear):
@@ -58,6 +68,12 @@ def pack(weight: Tensor) -> Any:
         warnings.simplefilter("ignore")  # that these tensors will go: the packed layers need them, `available` watches
         rounded = torch.quantize_per_channel(exact, scales, zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(rounded, None)
+
+
+def unpack(packed: Any) -> Tensor:
+    """The weights of a packed matrix, float32 [outputs, inputs]."""
+    weight: Tensor = torch.ops.quantized.linear_unpack(packed)[0].dequantize()
+    return weight
 
 
 def kernel() -> Any:

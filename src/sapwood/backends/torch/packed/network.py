@@ -4,6 +4,7 @@ A layer is four packed products and a few compiled passes between them. A row's 
 bits in every pass that holds it, so that speculation changes nothing, not even a rounding.
 """
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from sapwood.backends.torch.packed.eagle3 import PackedEagle3
 from sapwood.backends.torch.packed.linear import Fine, Linear
 from sapwood.backends.torch.packed.modules import pack_linears
 from sapwood.backends.torch.packed.pieces import Floats, Piece, floats, pair, pieces
+from sapwood.backends.torch.parts import check_cut
 from sapwood.heads.eagle3 import Eagle3
 
 LONGEST = 32_768  # tokens of context up to which the weights of attention add up exactly
@@ -39,11 +41,19 @@ class PackedLayer:
         self.out, self.gate_up = Linear(layer.out), Linear(layer.gate_up)
         self.window = layer.window
 
+    def rounded(self, bits: int) -> "PackedLayer":
+        """The same layer in fewer bits."""
+        made = copy.copy(self)
+        for name in ("qkv", "out", "gate_up", "down"):
+            setattr(made, name, getattr(self, name).rounded(bits))
+        return made
+
 
 class Packed:
     """The whole model."""
 
     precision = "int8"
+    skip: frozenset[int] = frozenset()  # sublayers that are left out: 2 i is the attention of layer i, 2 i + 1 its MLP
 
     def __init__(self, net: Llama, layers: Iterable[Layer]) -> None:
         self.net = net
@@ -59,11 +69,15 @@ class Packed:
     def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run the layers."""
         x, kept = self._layers(rows, watched)
+        return self._finish(x, watched, kept), kept
+
+    def _finish(self, x: Tensor, watched: Collection[int], kept: Kept) -> Tensor:
+        """What the output head reads of the residual stream, [rows, width]; kept too where it is watched."""
         states = torch.empty_like(x)
         kernels.finish(x.numpy(), self.norm, self.eps, states.numpy())
         if len(self.layers) in watched:
             kept[len(self.layers)] = states
-        return states, kept
+        return states
 
     def speak(self, states: Tensor) -> Tensor:
         """Logits by the packed output head."""
@@ -81,11 +95,40 @@ class Packed:
         """The head with its linear layers packed."""
         return PackedEagle3(net) if isinstance(net, Eagle3) else pack_linears(net)
 
+    # ------------------------------------------------------------------------------------ in part
+    def check_layer(self, layer: int) -> None:
+        """Refuse a layer that is not there."""
+        check_cut(layer, len(self.layers))
+
+    def enter(self, rows: Rows, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
+        """Run the layers before this one."""
+        return self._layers(rows, watched, stop=layer)
+
+    def resume(self, rows: Rows, watched: Collection[int], layer: int, states: Tensor) -> tuple[Tensor, Kept]:
+        """Run the others and the output head."""
+        x, kept = self._layers(rows, watched, layer, start=states.clone())
+        states = self._finish(x, watched, kept)
+        return self.speak(states), kept
+
+    def skipping(self, sublayers: Collection[int]) -> "Packed":
+        """The same without these sublayers."""
+        made = copy.copy(self)
+        made.skip = frozenset(sublayers)
+        return made
+
+    def rounded(self, bits: int) -> "Packed":
+        """The same with rows rounded once instead of twice; below eight bits, weights on a coarser grid too."""
+        made = copy.copy(self)
+        made.layers = [layer.rounded(bits) for layer in self.layers]
+        return made
+
     # -------------------------------------------------------------------------------------- a pass
-    def _layers(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
-        """The residual stream after the last layer, [rows, width], and the inputs of watched ones."""
+    def _layers(
+        self, rows: Rows, watched: Collection[int], first: int = 0, stop: int | None = None, start: Tensor | None = None
+    ) -> tuple[Tensor, Kept]:
+        """The residual stream after these layers, [rows, width], and the inputs of watched ones; see `enter`."""
         net, count, kept = self.net, len(rows.tokens), Kept()
-        x = torch.nn.functional.embedding(torch.from_numpy(rows.tokens), net.embedding).float()
+        x = self._embed(rows) if start is None else start  # it is added to in place
         entered, entered_array = pair(count, net.width)
         read, read_array = pair(count, net.heads * net.head_width)
         gated, gated_array = pair(count, net.inner)
@@ -93,16 +136,28 @@ class Packed:
         bits = np.empty(net.inner, np.int32)
         powers, turns = bits.view(np.float32), self._turns(rows.positions)
         crowd = list(pieces(net, rows, self.windows))
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[first:stop], first):
+            attends, thinks = 2 * index not in self.skip, 2 * index + 1 not in self.skip
             if index in watched:
                 kept[index] = x.clone()
-            kernels.enter(stream, layer.norm, self.eps, entered_array, scales)
-            self._attend(index, layer, layer.qkv(entered).numpy(), scales, turns, crowd, read_array)
-            y = layer.out(read).numpy()
-            kernels.add_enter(stream, y, scales, layer.mlp_norm, self.eps, entered_array, scales)
-            kernels.gate(layer.gate_up(entered).numpy(), scales, gated_array, scales, bits, powers)
-            kernels.add(stream, layer.down(gated).numpy(), scales)
+            if attends:
+                kernels.enter(stream, layer.norm, self.eps, entered_array, scales)
+                self._attend(index, layer, layer.qkv(entered).numpy(), scales, turns, crowd, read_array)
+                y = layer.out(read).numpy()
+            if attends and thinks:
+                kernels.add_enter(stream, y, scales, layer.mlp_norm, self.eps, entered_array, scales)
+            elif attends:
+                kernels.add(stream, y, scales)
+            elif thinks:
+                kernels.enter(stream, layer.mlp_norm, self.eps, entered_array, scales)
+            if thinks:
+                kernels.gate(layer.gate_up(entered).numpy(), scales, gated_array, scales, bits, powers)
+                kernels.add(stream, layer.down(gated).numpy(), scales)
         return x, kept
+
+    def _embed(self, rows: Rows) -> Tensor:
+        """The embeddings of the rows, float32 [rows, width], in memory of their own."""
+        return torch.nn.functional.embedding(torch.from_numpy(rows.tokens), self.net.embedding).float()
 
     def _attend(
         self,
