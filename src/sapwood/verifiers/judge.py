@@ -18,7 +18,8 @@ from sapwood.part import Part, between
 from sapwood.protocols import Laws, Setting
 from sapwood.records import Draw, Guarantee, Verdict
 from sapwood.rng import Rng
-from sapwood.tree import ROOT, Tree
+from sapwood.tree import Tree
+from sapwood.verifiers.lenient import excuse
 
 KIND = "judge"
 
@@ -48,15 +49,7 @@ class Judge(Part):
 
     def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
         """Walk along the target's own draws and what the judge excuses."""
-        path = [ROOT]
-        while True:
-            token = laws.draw(path[-1], position + len(path), rng)
-            child = tree.child(path[-1], token)
-            if child is None:
-                child = self.excused(tree.children(path[-1]), laws)
-            if child is None:
-                return Verdict(tuple(path), token)
-            path.append(child)
+        return excuse(tree, laws, position, rng, lambda children: self.excused(children, laws))
 
     def excused(self, children: list[int], laws: Laws) -> int | None:
         """The child that is most likely harmless, if likely enough."""
