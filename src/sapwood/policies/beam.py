@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from sapwood.estimators.raw import Raw
 from sapwood.part import Part, at_least
-from sapwood.policies.reach import value, worth
+from sapwood.policies.reach import front, value, worth
 from sapwood.protocols import Estimator, Frontier
 from sapwood.records import Budget, Levels, Prune
 from sapwood.tree import Tree
@@ -33,8 +33,7 @@ class Beam(Part):
         if tree.height >= budget.depth:
             return []
         reach = value(tree, self.estimator)
-        level = [node for node in tree.level(tree.height) if not tree.expanded[node]]
-        return [(node, budget.width) for node in sorted(level, key=lambda node: -reach[node])[: self.beam]]
+        return [(node, budget.width) for node in front(tree, reach, self.beam)]
 
     def levels(self, budget: Budget) -> Levels | None:
         """The same tree for a drafter that grows it whole; None where the estimator must see it grow."""

@@ -27,8 +27,34 @@ RANKS = "ranks.json"  # beside a head: how often each rank is right, [levels][ra
 FIRST, FADE, LEVELS, WIDTH = 0.6, 0.8, 5, 10  # where nothing was measured: see `usual`
 
 
+class Ranked(Part):
+    """A tree of paths of ranks that is known before it is grown."""
+
+    prunes: ClassVar[Prune] = Prune.GROUPS
+
+    def _within(self, budget: Budget) -> list[Ranks]:
+        """The tree, as far as the budget allows."""
+        raise NotImplementedError
+
+    def frontier(self, tree: Tree, budget: Budget) -> Frontier:
+        """The nodes of the deepest level that have children in the tree."""
+        if tree.height >= budget.depth:
+            return []
+        wanted = Counter(path[:-1] for path in self._within(budget))
+        places = {node: wanted[ranks] for node, ranks in named(tree).items() if ranks in wanted}
+        deepest = [node for node in tree.level(tree.height) if not tree.expanded[node] and node in places]
+        return [(node, places[node]) for node in deepest]
+
+    def prune(self, tree: Tree, budget: Budget) -> Tree:
+        """Whole levels from below, where drafters that share the tree proposed more than was asked for."""
+        depth = tree.height
+        while (tree.depths[1:] <= depth).sum() > budget.nodes:
+            depth -= 1
+        return tree if depth == tree.height else tree.keep([n for n in range(len(tree)) if tree.depths[n] <= depth])
+
+
 @dataclass
-class Sparse(Part):
+class Sparse(Ranked):
     """A fixed tree: the paths of ranks that are right most often."""
 
     nodes: int = 63  # of the tree, root not counted, >= 1
@@ -36,7 +62,6 @@ class Sparse(Part):
     children: list[int] = field(default_factory=list)  # the tree itself, breadth first, instead of the two above
 
     paper: ClassVar[str] = "2401.10774"
-    prunes: ClassVar[Prune] = Prune.GROUPS
 
     def __post_init__(self) -> None:
         at_least(1, nodes=self.nodes)
@@ -49,26 +74,10 @@ class Sparse(Part):
         else:
             self.paths = rank_tree(measured(self.head, setting.target.info.model) or usual(), self.nodes)
 
-    def frontier(self, tree: Tree, budget: Budget) -> Frontier:
-        """The nodes of the deepest level that have children in the tree."""
-        if tree.height >= budget.depth:
-            return []
-        wanted = Counter(path[:-1] for path in self._within(budget))
-        places = {node: wanted[ranks] for node, ranks in named(tree).items() if ranks in wanted}
-        deepest = [node for node in tree.level(tree.height) if not tree.expanded[node] and node in places]
-        return [(node, places[node]) for node in deepest]
-
     def _within(self, budget: Budget) -> list[Ranks]:
         """As much of the tree as the budget allows, from its front."""
         able = [path for path in self.paths if len(path) <= budget.depth and max(path) < budget.width]
         return able[: budget.nodes]
-
-    def prune(self, tree: Tree, budget: Budget) -> Tree:
-        """Whole levels from below, where drafters that share the tree proposed more than was asked for."""
-        depth = tree.height
-        while (tree.depths[1:] <= depth).sum() > budget.nodes:
-            depth -= 1
-        return tree if depth == tree.height else tree.keep([n for n in range(len(tree)) if tree.depths[n] <= depth])
 
 
 def rank_tree(chances: Sequence[Sequence[float]], nodes: int) -> list[Ranks]:
