@@ -3,19 +3,6 @@
 from sapwood.recipes.entry import NamedRecipe
 
 ENTRIES = (
-    NamedRecipe("pld", "Prompt Lookup Decoding", "", "ngram + chain + match + fixed(nodes=10, depth=10, width=1)"),
-    NamedRecipe(
-        "suffix",
-        "SuffixDecoding",
-        "2411.04975",
-        "suffix + best(estimator=raw) + match + fixed(nodes=32, depth=24, width=4)",
-    ),
-    NamedRecipe(
-        "recycling",
-        "Token Recycling",
-        "2408.08696",
-        "recycling(pairs=0, prompt=0) + best(estimator=raw) + match + fixed(nodes=80, depth=6, width=8)",
-    ),
     NamedRecipe(
         "parallel",
         "ParallelSpec",
