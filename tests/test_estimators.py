@@ -1,5 +1,7 @@
 """Estimators: raw repeats the drafter, binned learns from what was accepted."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,8 @@ from sapwood.arrays import FloatArray
 from sapwood.backends.toy import Toy, ToyScores
 from sapwood.cost import flat
 from sapwood.engine import no_loader
-from sapwood.estimators.binned import Binned, judged
+from sapwood.estimators.binned import DEPTHS, EDGES, RANKS, Binned, cells, judged
+from sapwood.estimators.leader import Leader
 from sapwood.estimators.raw import Raw
 from sapwood.protocols import Setting
 from sapwood.records import Outcome, Verdict
@@ -140,3 +143,25 @@ def test_plain_rounds_teach_nothing() -> None:
     binned = learner()
     binned.observe(outcome(Tree(0), (0,), 4))
     assert binned.trials.sum() == 0
+
+
+def test_first_choices_are_trusted_more_the_others_as_they_are() -> None:
+    tree = Tree(0)
+    tree.extend(0, [1, 2, 3], [0.5, 0.3, 0.2])
+    tree.extend(1, [4], [0.9])
+    tree.extend(2, [5], [0.01])
+    found = Leader(lean=0.3).chance(tree, 1)
+    assert found == pytest.approx([0.5**0.7, 0.3, 0.2, 0.9**0.7, 0.01 * math.exp(0.3)])
+    assert Leader(lean=0.0).chance(tree, 1) == pytest.approx(tree.probs[1:])
+    assert (Leader(lean=1.0).chance(tree, 1) <= 1).all()
+
+
+def test_the_lines_of_leader_follow_its_curve() -> None:
+    leader, probs = Leader(), np.linspace(0.001, 1, 400)
+    tree = Tree(0)
+    for prob in probs:
+        tree.add(0, len(tree), float(prob), rank=0)
+    tree.add(0, 999, 0.4, rank=2)
+    where = np.ravel_multi_index(cells(tree, slice(1, None))[1:], (len(EDGES) + 1, RANKS, DEPTHS))
+    lines = leader.lines(0)[where]
+    assert lines[:, 0] + lines[:, 1] * tree.probs[1:] == pytest.approx(leader.chance(tree, 1), abs=0.01)

@@ -8,13 +8,13 @@ noise of the place (prompt, position, depth) under the part's own seed; they see
 to be drawn, so drafts of every kind keep the target's law.
 """
 
-import zlib
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from sapwood.arrays import FloatArray
+from sapwood.learners import CHANCES, beta_law, prompt_key
 from sapwood.part import at_least, between
 from sapwood.policies.chain import Chain
 from sapwood.protocols import Frontier, Request, Setting
@@ -23,7 +23,6 @@ from sapwood.rng import Keyed, Place, Rng
 from sapwood.tree import Tree
 
 DEEPEST = 64  # depths with a posterior of their own; those below share the last
-CHANCES = (np.arange(64) + 0.5) / 64  # the grid on which a posterior is drawn from
 CHANCE, COIN = 3, 4  # uses of a place, beside those of the request's own noise
 
 
@@ -52,7 +51,7 @@ class Thompson(Chain):
     def reset(self, request: Request) -> None:
         """Key the noise by the prompt."""
         self.rng_: Rng = Keyed(self.seed)
-        self.prompt_ = zlib.crc32(np.asarray(request.prompt, np.int64).tobytes())
+        self.prompt_ = prompt_key(request.prompt)
         self.position_ = len(request.prompt) - 1
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
@@ -75,10 +74,7 @@ class Thompson(Chain):
         prior = np.array((self.yes, self.no))
         pooled = prior + self.counts.sum(0)
         yes, no = self.counts[depth] + prior.sum() * pooled / pooled.sum()
-        logs = (yes - 1) * np.log(CHANCES) + (no - 1) * np.log1p(-CHANCES)
-        weights = np.exp(logs - logs.max())
-        law: FloatArray = weights / weights.sum()
-        return law
+        return beta_law(yes, no)
 
     def observe(self, outcome: Outcome) -> None:
         """Count the tokens that were accepted and the one that was refused, by depth."""
