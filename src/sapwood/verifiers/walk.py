@@ -1,10 +1,11 @@
 """The walks from the root that the top-down rules share, and the arithmetic of residuals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from sapwood.arrays import FloatArray
+from sapwood.errors import SapwoodError
 from sapwood.protocols import Laws
 from sapwood.records import Verdict
 from sapwood.rng import Place, Rng, Use
@@ -53,16 +54,23 @@ def refuse_in_turn(
     Children of several sources carry a q each.
     """
     r = p
-    laws: dict[int, FloatArray] = {}  # source -> its present q
-    for slot, child in enumerate(children):
-        token, source = int(tree.tokens[child]), int(tree.sources[child])
-        q = laws[source] if source in laws else tree.law(int(tree.parents[child]), child)
+    for slot, (child, q) in enumerate(drawn_from(tree, children, replacement=replacement)):
+        token = int(tree.tokens[child])
         chance = r[token] / q[token] if r[token] < q[token] else float(r[token] > 0)
         if rng.flip(chance, Place(position, Use.ACCEPT, slot)):
             return child, r
         r = residual(r, q)
-        laws[source] = q if replacement else without(q, [token])
     return None, r
+
+
+def drawn_from(tree: Tree, children: list[int], *, replacement: bool) -> Iterator[tuple[int, FloatArray]]:
+    """Sampled siblings in draw order, each with the law it was drawn from given those before it."""
+    laws: dict[int, FloatArray] = {}  # source -> its present q
+    for child in children:
+        source = int(tree.sources[child])
+        q = laws[source] if source in laws else tree.law(int(tree.parents[child]), child)
+        yield child, q
+        laws[source] = q if replacement else without(q, [int(tree.tokens[child])])
 
 
 def in_turn(*, replacement: bool, most: int | None = None) -> Step:
@@ -76,8 +84,43 @@ def in_turn(*, replacement: bool, most: int | None = None) -> Step:
     return step
 
 
+def check_shape(name: str, shape: list[int]) -> None:
+    """Refuse a shape that is no list of children."""
+    if not shape or min(shape) < 1:
+        raise SapwoodError(f"shape of {name} must list the children of a node by level, each at least 1, not {shape}")
+
+
+def of_level(shape: list[int], depth: int) -> int:
+    """The children that a shape foresees for a node at this depth; its last number holds for all deeper ones."""
+    return shape[min(depth, len(shape) - 1)]
+
+
 def residual(r: FloatArray, q: FloatArray) -> FloatArray:
     """norm((r - q)+); r itself where nothing is left, which only rounding can cause."""
-    rest: FloatArray = np.maximum(r - q, 0.0)
-    total = rest.sum()
-    return rest / total if total > 0 else r
+    return norm(r - q, r)
+
+
+def norm(rest: FloatArray, otherwise: FloatArray) -> FloatArray:
+    """The positive part of what is left, as a law; another law where nothing is left, which only rounding can cause."""
+    positive: FloatArray = np.maximum(rest, 0.0)
+    total = positive.sum()
+    return positive / total if total > 0 else otherwise
+
+
+def credit(chance: float, p: FloatArray, q: FloatArray, token: int) -> float:
+    """Chance to keep a path and one more token drawn from q, where the path itself is kept with this chance."""
+    wanted = chance * p[token]
+    return float(wanted / q[token]) if wanted < q[token] else 1.0
+
+
+def excess(chance: float, p: FloatArray, q: FloatArray) -> tuple[float, FloatArray]:
+    """After what followed a path was given up: the new chance to keep the path, and the law of what follows it.
+
+    The path was kept with `chance` and followed by a token drawn from q, which claims min(chance p, q). What is
+    left of chance p has mass S, out of S + 1 - chance that was not claimed.
+    """
+    rest: FloatArray = np.maximum(chance * p - q, 0.0)
+    total = float(rest.sum())
+    if total <= 0:  # all was claimed: only rounding can ask again, and only a path kept for sure must answer
+        return float(chance >= 1), p
+    return total / (total + 1.0 - chance), rest / total
