@@ -2,28 +2,56 @@
 
 from sapwood import methods
 from sapwood.backends.toy import Toy
+from sapwood.drafters.cas_spec import CasSpec
+from sapwood.drafters.cascade import Cascade
 from sapwood.drafters.model import Model
 from sapwood.drafters.ngram import Ngram
 from sapwood.part import Part
+from sapwood.recipe import Recipe
+from sapwood.recipes import RECIPES, resolve
+from sapwood.records import Guarantee
 
 # what cannot be made without an argument, or is dull without one
-MADE: dict[str, Part] = {"drafter.draft-model": Model(model=Toy("draft"))}
+MADE: dict[str, Part] = {
+    "drafter.draft-model": Model(model=Toy("draft")),
+    "drafter.cascade": Cascade(drafter=Model(model=Toy("draft")), first=2),
+    "drafter.cas-spec": CasSpec(drafters=[Model(model=Toy("draft")), Ngram()], costs=[0.2, 0.01]),
+}
 
 
 # what needs weights or a target's hidden states; each is put to the same questions in a test file of its own
 TRAINED = {
     *(f"drafter.{name}" for name in ("eagle3", "eagle", "medusa", "hydra", "early-exit", "parallel", "recurrent")),
     "drafter.online",
+    *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers
     *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),
     "estimator.classified",
     "verifier.judge",
     "controller.ldlp",
+    *(f"drafter.{name}" for name in ("self-skip", "quantized-self", "sparse-kv")),  # layers, bits and keys to leave out
+    "policy.propd",  # layers to stop between
 }
 
 
 def plain_names(family: str) -> list[str]:
     """The names of a family whose parts need no training."""
     return [name for name in methods.names(family) if f"{family}.{name}" not in TRAINED]
+
+
+def toy_recipes() -> dict[str, Recipe]:
+    """The named recipes that a target with nothing but laws can run as they are."""
+    made = {name: resolve(name) for name, entry in RECIPES.items() if entry.training == "none"}
+    return {
+        name: recipe
+        for name, recipe in made.items()
+        if not any(getattr(part, "needs", frozenset()) for part in recipe.parts())
+    }
+
+
+def lossless_names() -> list[str]:
+    """The verifiers that need no training and promise plain decoding's text or law."""
+    made = {name: methods.lookup("verifier", name) for name in plain_names("verifier")}
+    return [name for name, kind in made.items() if kind().guarantee is not Guarantee.LOSSY]  # type: ignore[attr-defined]
 
 
 def plain_parts() -> list[tuple[str, str]]:

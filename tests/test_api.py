@@ -17,6 +17,7 @@ from sapwood.cost import flat
 from sapwood.recipes import RECIPES, resolve
 from sapwood.records import Guarantee
 from tests import words
+from tests.parts import toy_recipes
 
 PROMPT = "Say something."
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -32,9 +33,7 @@ def llm(recipe: str = "suffix", context: int = 512, **options: Any) -> LLM:
     return LLM(Toy(vocab=words.SIZE, context=context), recipe, text=words.text(), **options)
 
 
-UNTRAINED = [
-    name for name, entry in RECIPES.items() if entry.training == "none" and resolve(name).guarantee is Guarantee.TEXT
-]
+UNTRAINED = [name for name, made in toy_recipes().items() if made.guarantee is Guarantee.TEXT]
 
 
 def plain(**options: Any) -> Completion:

@@ -32,7 +32,8 @@ SAMPLED = Sampling(temperature=1.0, seed=3, max_tokens=24)
 LAW = "recycling(draws=iid) + chain + speculative + fixed(nodes=2, depth=2, width=1)"
 DESIGN = """recipe category prompts tokens seconds tokens_per_second tokens_per_pass passes nodes_per_pass waste
     speedup speedup_low speedup_high identical guarantee"""
-EXTRAS = "spelling prefill_seconds draft_share verify_share other_share calibration divergences skipped"
+EXTRAS = """spelling prefill_seconds draft_share verify_share other_share calibration reliability ece departure
+    divergences skipped"""
 
 
 def engine(recipe: str) -> Engine:

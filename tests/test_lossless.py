@@ -1,5 +1,7 @@
 """Every recipe that can be built has the target's exact law; every one that cannot would be biased."""
 
+import dataclasses
+
 import pytest
 
 from sapwood.backends.toy import Toy
@@ -16,7 +18,6 @@ from sapwood.errors import SapwoodError, Unsound
 from sapwood.policies.static import Static
 from sapwood.protocols import Controller, Drafter, Verifier
 from sapwood.recipe import Recipe
-from sapwood.recipes import RECIPES, resolve
 from sapwood.records import Draw, Guarantee
 from sapwood.sampling import Sampling
 from sapwood.testing import law_error
@@ -24,6 +25,7 @@ from sapwood.verifiers.match import Match
 from sapwood.verifiers.mixed import Mixed
 from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
+from tests.parts import toy_recipes
 from tests.recipes import ILLEGAL, LEGAL, combine
 
 EXACT = 1e-12
@@ -134,11 +136,15 @@ def test_merged_drafters_keep_the_law(drafters: list[Drafter], verifier: Verifie
     assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1)) <= EXACT
 
 
-@pytest.mark.parametrize("name", [name for name, entry in RECIPES.items() if entry.training == "none"])
+UNTRAINED = toy_recipes()
+
+
+@pytest.mark.parametrize("name", [name for name, made in UNTRAINED.items() if made.guarantee is not Guarantee.LOSSY])
 def test_every_named_recipe_keeps_its_guarantee(name: str) -> None:
-    recipe = resolve(name)
-    assert recipe.guarantee in (Guarantee.TEXT, Guarantee.LAW)
-    assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1), rounds=2, horizon=2) <= EXACT
+    recipe, rounds = UNTRAINED[name], 2
+    if recipe.drafter.draws is not Draw.TOPK:  # draws multiply the ways that a round can come out
+        recipe, rounds = dataclasses.replace(recipe, controller=Fixed(nodes=4, depth=2, width=2)), 1
+    assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1), rounds=rounds, horizon=2) <= EXACT
 
 
 def test_greedy_verifier_refuses_sampling() -> None:

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from tools import tables
 
+from sapwood.recipe import parse
+from sapwood.recipes import RECIPES
+
 
 @pytest.mark.parametrize("name", ["README.md", "docs/methods.md", "docs/adding-a-method.md"])
 def test_documents_say_what_the_code_says(name: str) -> None:
@@ -49,3 +52,56 @@ def test_papers_become_links() -> None:
     assert tables.link("github.com/a/b") == "[github.com/a/b](https://github.com/a/b)"
     assert tables.link("Saxena 2023") == "Saxena 2023"
     assert tables.link("") == ""
+
+
+def test_numbers_of_recipes_come_from_the_record_with_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tables.numbers({}, "pld") == [""] * len(tables.NUMBERS)
+    assert tables.COMMAND in tables.source(tables.read(tmp_path / "nowhere.json"))
+    row = {
+        "recipe": "pld",
+        "category": "all",
+        "prompts": 6,
+        "tokens_per_pass": 1.2345,
+        "nodes_per_pass": 3.0,
+        "speedup": 1.5,
+        "speedup_low": 1.25,
+        "speedup_high": 1.75,
+        "identical": 6,
+        "departure": None,
+        "skipped": None,
+    }
+    lossy = {**row, "recipe": "bild", "departure": 0.031}
+    other = {**row, "category": "chat", "tokens_per_pass": 9.0}
+    record = {
+        "machine": {"cpu": "a processor", "threads": 2, "cores": 4},
+        "model": {"name": "smollm2", "dtype": "int8", "device": "cpu"},
+        "suite": {"name": "chat", "prompts": 6, "max_tokens": 48, "temperature": 0.0},
+        "command": "sapwood bench --recipes all",
+        "commit": "0123abc",
+        "rows": [other, row, lossy, {**row, "recipe": "eagle3", "skipped": "no head"}],
+    }
+    assert tables.numbers(record, "pld") == ["1.23", "3.0", "1.50 (1.25-1.75)", "6/6"]
+    assert tables.numbers(record, "bild")[-1] == "departs 3.1%"
+    assert tables.numbers(record, "eagle3") == tables.numbers(record, "suffix") == [""] * 4
+    for word in (
+        "`sapwood bench --recipes all`",
+        "commit 0123abc",
+        "smollm2, int8 on cpu",
+        "a processor, 2 of 4 cores",
+    ):
+        assert word in tables.source(record)
+    monkeypatch.setattr(tables, "read", lambda path: record)
+    [line] = [line for line in tables.page().splitlines() if line.startswith("| `pld` |")]
+    assert "| 1.23 | 3.0 | 1.50 (1.25-1.75) | 6/6 |" in line
+
+
+def test_every_recipe_has_one_row_in_one_family() -> None:
+    assert sorted(name for _, _, names in tables.families() for name in names) == sorted(RECIPES)
+
+
+def test_lines_of_a_recipe_are_those_of_all_its_parts() -> None:
+    recipe = parse("merge(drafters=[ngram, ngram]) + best(estimator=raw) + match + fixed")
+    parts = list(tables.everything(recipe.parts()))
+    assert [part.name for part in parts] == ["merge", "ngram", "ngram", "best", "raw", "match", "fixed"]

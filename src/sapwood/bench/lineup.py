@@ -1,7 +1,7 @@
 """Which recipes a benchmark runs, each with an engine of its own over the one loaded target."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,13 @@ class Lineup:
 
     engines: dict[str, Engine] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+
+    def drop(self, name: str, error: SapwoodError) -> None:
+        """Go on without a recipe that failed; not without plain decoding, which all are compared with."""
+        if name == PLAIN:
+            raise SapwoodError(f"plain decoding failed: {error}") from error
+        del self.engines[name]
+        self.skipped[name] = f"failed while decoding: {error}"
 
 
 def read_recipes(text: str) -> dict[str, bool]:
@@ -63,10 +70,16 @@ def evened(name: str, nodes: int | None) -> str | Recipe:
     return made
 
 
-def assemble(llm: "LLM", asked: Mapping[str, bool], nodes: int | None = None) -> Lineup:
+def assemble(
+    llm: "LLM",
+    asked: Mapping[str, bool],
+    nodes: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,  # told what takes long
+) -> Lineup:
     """An engine for each recipe; one that was asked for by itself must be able to run."""
     made = Lineup()
-    for name, required in asked.items():
+    for place, (name, required) in enumerate(asked.items(), 1):
+        progress(f"preparing recipe {place} of {len(asked)}")
         try:
             made.engines[name] = llm.with_recipe(evened(name, nodes)).engine
         except SapwoodError as error:

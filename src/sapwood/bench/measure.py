@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+from sapwood.bench.reliability import Reliability
 from sapwood.engine import Engine
+from sapwood.errors import SapwoodError
 from sapwood.records import Outcome
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
@@ -28,10 +30,12 @@ class Run:
     nodes: int = 0  # checked by the target, roots not counted
     accepted: int = 0  # checked nodes that became output
     expected: float = 0.0  # accepted nodes by the policy's own estimate; nan where it makes none
+    strayed: int = 0  # tokens that plain decoding would not have said there; counted where a recipe is lossy
     prefill: float = 0.0  # seconds, as are the next three
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
+    reliability: Reliability = field(default_factory=Reliability)
 
     @property
     def seconds(self) -> float:
@@ -49,6 +53,12 @@ class Run:
         self.draft += times.draft
         self.verify += times.verify
         self.other += times.other
+        self.reliability.count(outcome)  # after the round's clock was read
+
+
+def refuse(name: str, error: SapwoodError) -> None:
+    """Let one recipe's failure end all runs."""
+    raise SapwoodError(f"recipe {name!r} failed while decoding: {error}") from error
 
 
 def measure(
@@ -57,16 +67,28 @@ def measure(
     sampling: Sampling,
     warm_up: Sequence[int],  # a prompt whose runs are not counted
     tick: Callable[[], None] = lambda: None,  # called after every run
+    drop: Callable[[str, SapwoodError], None] = refuse,  # told of a recipe that failed; the others go on
 ) -> Runs:
-    """All runs of all recipes, interleaved."""
-    for engine in engines.values():
-        decode(engine, warm_up, replace(sampling, max_tokens=min(sampling.max_tokens, WARM_UP)))
-        tick()
-    runs: Runs = {name: [] for name in engines}
-    for place, prompt in enumerate(prompts):
-        for name in rotated(list(engines), place):
-            runs[name].append(decode(engines[name], prompt, sampling))
+    """All runs of all recipes, interleaved; a recipe that failed has none."""
+    names = list(engines)
+    runs: Runs = {name: [] for name in names}
+
+    def tried(name: str, prompt: Sequence[int], sampling: Sampling) -> Run | None:
+        try:
+            return decode(engines[name], prompt, sampling) if name in runs else None
+        except SapwoodError as error:
+            drop(name, error)
+            del runs[name]
+            return None
+        finally:
             tick()
+
+    for name in names:
+        tried(name, warm_up, replace(sampling, max_tokens=min(sampling.max_tokens, WARM_UP)))
+    for place, prompt in enumerate(prompts):
+        for name in rotated(names, place):
+            if (run := tried(name, prompt, sampling)) is not None:
+                runs[name].append(run)
     return runs
 
 

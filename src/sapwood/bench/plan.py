@@ -34,15 +34,21 @@ class Plan:
     nodes: int | None = None  # the same number of nodes for every recipe
 
     def run(self, llm: LLM, lineup: Lineup, tick: Tick = lambda _: None) -> list[Row]:
-        """Every recipe on every prompt, as rows."""
+        """Every recipe on every prompt, as rows; one that fails is left out, with the reason, and the others go on."""
         info, text = llm.target.info, llm.text
         texts = [prompt.tokens(info, text) for prompt in self.prompts]  # all of them before the first run
         ends = () if self.ignore_eos or text is None else text.eos
         sampling = replace(self.sampling, stop_ids=ends)
         count = len(lineup.engines) * (len(texts) + 1)
         warm_up = Prompt("warm-up", "", "", WARM_UP if text else NOISE).tokens(info, text)
-        runs = measure(lineup.engines, texts, sampling, warm_up, lambda: tick(count))
+        runs = measure(lineup.engines, texts, sampling, warm_up, lambda: tick(count), lineup.drop)
         return report(llm.target, lineup, self.prompts, texts, runs, sampling)
+
+    def check(self, lineup: Lineup) -> None:
+        """Refuse a run in which a recipe failed that was asked for by itself."""
+        for name, reason in lineup.skipped.items():
+            if self.recipes[name]:
+                raise SapwoodError(f"recipe {name!r} {reason}")
 
     def record(self, info: BackendInfo, rows: list[Row], load: float | None = None) -> dict[str, Any]:
         """What is written to a file; `load` is how busy the machine was before."""

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
+from sapwood.bench.departure import strayed
 from sapwood.bench.lineup import PLAIN, Lineup
 from sapwood.bench.measure import Run, Runs
+from sapwood.bench.reliability import Bin, Reliability
 from sapwood.bench.suites import Prompt
 from sapwood.bench.ties import Divergence, explain
 from sapwood.protocols import Backend
@@ -48,6 +50,9 @@ class Row:
     verify_share: float | None
     other_share: float | None
     calibration: float | None  # accepted nodes / expected by the policy; None where it expects nothing
+    reliability: list[Bin] | None  # chances of nodes put to the question beside how often they stood; None as above
+    ece: float | None  # mean gap between the two
+    departure: float | None  # share of tokens that plain decoding would not have said there; None unless lossy
     divergences: list[Divergence]
     skipped: str | None  # why the recipe could not run
 
@@ -102,6 +107,9 @@ def report(
             for place, (ours, theirs) in enumerate(zip(runs[PLAIN], runs[name], strict=True)):
                 given = prompts[place].name, texts[place], ours.tokens, theirs.tokens
                 found[place] = explain(target, *given, sampling)
+        if engine.recipe.guarantee is Guarantee.LOSSY:
+            for text, run in zip(texts, runs[name], strict=True):
+                run.strayed = strayed(target, text, run.tokens, sampling)
         rows += rows_of(name, engine.recipe, prompts, runs, found)
     return rows + [absent(name, reason) for name, reason in lineup.skipped.items()]
 
@@ -137,6 +145,7 @@ def row(name: str, category: str, recipe: Recipe, group: Group, parted: Sequence
         total("seconds"),
     )
     low, high = group.interval
+    reliability = sum((run.reliability for run in group.runs), Reliability())
     return Row(
         recipe=name,
         category=category,
@@ -159,6 +168,9 @@ def row(name: str, category: str, recipe: Recipe, group: Group, parted: Sequence
         verify_share=total("verify") / seconds,
         other_share=total("other") / seconds,
         calibration=calibration(total("accepted"), total("expected")),
+        reliability=reliability.bins(),
+        ece=reliability.error(),
+        departure=total("strayed") / tokens if recipe.guarantee is Guarantee.LOSSY else None,
         divergences=[item for item in parted or () if item is not None],
         skipped=None,
     )

@@ -57,10 +57,15 @@ def overall(rows: Sequence[Row], title: str) -> Table:
     table = Table(Column("recipe", min_width=11, overflow="fold"), Column("keeps", no_wrap=True), title=title, **FRAME)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
+    departs = any(row.departure is not None for row in rows)
+    if departs:
+        table.add_column("departs", justify="right", no_wrap=True)
     best = fastest(rows, ALL)
     for row in rows:
         if row.category == ALL and row.skipped is None:
-            table.add_row(Line(row.recipe), row.guarantee, *cells(row), style=BEST if row.recipe == best else None)
+            last = ["" if row.departure is None else f"{row.departure:.1%}"] if departs else []
+            style = BEST if row.recipe == best else None
+            table.add_row(Line(row.recipe), row.guarantee, *cells(row), *last, style=style)
     return table
 
 
@@ -102,7 +107,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
     """Recipes that could not run, and outputs that are not plain decoding's."""
     said = [f"{row.recipe} skipped: {row.skipped}" for row in rows if row.skipped is not None]
     for row in rows:
-        if row.category == ALL and row.divergences:
+        if row.category == ALL and row.departure is not None:
+            said.append(
+                f"{row.recipe} is lossy: {row.departure:.1%} of its tokens are not what plain decoding "
+                "would have said after the same text"
+            )
+        elif row.category == ALL and row.divergences:
             ties = sum(item.tie for item in row.divergences)
             faults = len(row.divergences) - ties
             said.append(

@@ -1,6 +1,7 @@
 """`sapwood bench`: methods side by side in one run."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ def execute(plan: "Plan", choice: o.Choice, json_file: Path | None) -> None:
         show.aside(f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): expect noise")
     with show.progress() as progress:
         llm = choice.open(progress)
-        lineup = assemble(llm, plan.recipes, plan.nodes)
+        lineup = assemble(llm, plan.recipes, plan.nodes, progress)
     with llm, bar() as tick:
         rows = plan.run(llm, lineup, tick)
     info = llm.target.info
@@ -87,15 +88,16 @@ def execute(plan: "Plan", choice: o.Choice, json_file: Path | None) -> None:
             show.aside(f"record in {json_file}")
     finally:  # a disk that is full must not take the table along
         table.show(rows, f"{info.model}, {info.dtype} on {info.device}, {len(plan.prompts)} prompts of {plan.suite}")
+    plan.check(lineup)
 
 
 @contextmanager
 def bar() -> Iterator[Callable[[int], None]]:
-    """Say on standard error how many runs are done: a bar with the time left on a terminal, a few lines elsewhere."""
+    """Say on standard error how many runs are done and the time left: a bar on a terminal, a few lines elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console, start = Console(stderr=True), time.monotonic()
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("runs", total=None)
@@ -104,6 +106,7 @@ def bar() -> Iterator[Callable[[int], None]]:
             progress.update(task, total=runs, advance=1)
             done = int(progress.tasks[0].completed)
             if not console.is_terminal and done * LINES // runs > (done - 1) * LINES // runs:
-                console.print(f"sapwood: {done} of {runs} runs", highlight=False)
+                left = (time.monotonic() - start) * (runs - done) / done
+                console.print(f"sapwood: {done} of {runs} runs, about {left:.0f} s left", highlight=False)
 
         yield tick

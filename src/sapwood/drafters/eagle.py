@@ -10,7 +10,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -94,16 +93,11 @@ class Eagle(Part):
         """The head on the target's device and in its number format; one that was handed over is left as it is."""
         device, dtype = self.embedding.device, self.embedding.dtype
         if isinstance(self.head, str):
-            from sapwood.heads.open import open_head
-            from sapwood.trained import find
+            from sapwood.heads.open import head_for
 
-            name = target.info.model
-            folder = Path(self.head).expanduser() if self.head else find(self.trained, name)
             net: Any
-            net, own = open_head(folder, self.trained, target.model, name, device=device, dtype=dtype)
+            net, own = head_for(target, self.head, self.trained, adopt=True)
             self.embedding = self.embedding if own is None else own
-            network = getattr(target, "network", None)
-            net = net if network is None else network.adopt(net)
         else:
             net = self.head
             if any(weight.device != device or weight.dtype != dtype for weight in net.parameters()):

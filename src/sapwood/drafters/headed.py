@@ -4,7 +4,6 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -63,12 +62,9 @@ class Headed(Part):
         """The head on the target's device and in its number format; one that was handed over is left as it is."""
         device, dtype = self.embedding.device, self.embedding.dtype
         if isinstance(self.head, str):
-            from sapwood.heads.open import open_head
-            from sapwood.trained import find
+            from sapwood.heads.open import head_for
 
-            name = target.info.model
-            folder = Path(self.head).expanduser() if self.head else find(self.trained, name)
-            net, _ = open_head(folder, self.trained, target.model, name, device=device, dtype=dtype)
+            net, _ = head_for(target, self.head, self.trained)
         else:
             given: Any = copy.deepcopy(self.head)
             net = given.to(device=device, dtype=dtype).eval()

@@ -3,6 +3,8 @@
 SpecInfer (arXiv 2305.09781): a token that several drafters choose is one node with several sources,
 so that an estimator can learn what their agreement is worth. Draws at random stay apart, each
 judged by its own q; chosen children come first, and draws without replacement leave them out.
+Drafters are asked in the order they are listed, which may be from cheap to dear: with `enough` below 1 the later
+ones are left alone where the earlier ones are sure, so that a text known by heart costs no draft passes.
 
 Where one of them grows whole trees, on a device, the round's tree is its own, or what another knows by heart.
 The others go on reading along, those that need only the text while the device is busy.
@@ -31,11 +33,15 @@ class Merge(Part):
     """Grow one tree from several drafters."""
 
     drafters: list[Drafter] = field(default_factory=lambda: [Suffix(), Found(otherwise=Recycling())])
+    enough: float = (
+        1.0  # chance of a node's chosen children together from which on later drafters are not asked; 1 asks
+    )
 
     paper: ClassVar[str] = "2305.09781"
 
     def __post_init__(self) -> None:
         between(1, MOST, drafters=self.fan)
+        between(0, 1, enough=self.enough)
 
     @property
     def draws(self) -> Draw:
@@ -118,4 +124,13 @@ class Merge(Part):
         """Let each drafter add its children, those that choose before those that draw."""
         self._catch_up()
         for drafter in sorted(self.drafters, key=lambda drafter: drafter.draws is not Draw.TOPK):
-            drafter.expand(tree, frontier, rng)
+            if open_nodes := self._open(tree, frontier):
+                drafter.expand(tree, open_nodes, rng)
+
+    def _open(self, tree: Tree, frontier: Frontier) -> Frontier:
+        """The nodes whose children so far are not enough; what was drawn at random does not count."""
+        if self.enough >= 1 or len(tree) == 1:
+            return frontier
+        chosen = np.flatnonzero(~tree.sampled[1:]) + 1
+        covered = np.bincount(tree.parents[chosen], tree.probs[chosen], len(tree))
+        return [(node, width) for node, width in frontier if covered[node] < self.enough]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,6 +12,28 @@ from sapwood.heads.facts import TargetFacts
 from sapwood.heads.folder import read_config
 from sapwood.heads.medusa import Medusa, MedusaConfig
 from sapwood.heads.medusa_files import read_medusa
+from sapwood.trained import find
+
+# heads of each model in memory, by folder and number format, with the age of their files: recipes side by side share
+_SHARED: "WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[int, Any, Tensor | None]]]" = WeakKeyDictionary()
+
+
+def head_for(target: Any, folder: str, kind: str, *, adopt: bool = False) -> tuple[Any, Tensor | None]:
+    """The head in this folder, or of this kind for the target where it is empty, and an embedding of its own if it has.
+
+    On the target's device and in its number format; `adopt` has the target's network turn it into its own. Nobody may
+    change a head that was opened so: all drafters of the model use the same.
+    """
+    table = target.model.get_input_embeddings().weight
+    place = Path(folder).expanduser() if folder else find(kind, target.info.model)
+    network = getattr(target, "network", None) if adopt else None
+    key = place.resolve(), kind, table.device, table.dtype, type(network)
+    age = max((file.stat().st_mtime_ns for file in place.glob("*")), default=0)
+    known = _SHARED.setdefault(target.model, {})
+    if key not in known or known[key][0] != age:
+        net, own = open_head(place, kind, target.model, target.info.model, device=table.device, dtype=table.dtype)
+        known[key] = age, net if network is None else network.adopt(net), own
+    return known[key][1:]
 
 
 def open_head(

@@ -7,12 +7,14 @@ from sapwood.errors import SapwoodError
 from sapwood.part import Part, options
 from sapwood.protocols import Policy
 from sapwood.recipe import Recipe, build, parse
-from sapwood.recipes import baselines, chains, drafters, trees, verifiers
+from sapwood.recipes import baselines, cascades, chains, controllers, drafters, lookups, selves, trees, verifiers
 from sapwood.recipes.entry import NamedRecipe
 from sapwood.spelling import read
 
 RECIPES: dict[str, NamedRecipe] = {
-    entry.name: entry for family in (baselines, chains, trees, drafters, verifiers) for entry in family.ENTRIES
+    entry.name: entry
+    for family in (baselines, chains, trees, lookups, drafters, cascades, selves, verifiers, controllers)
+    for entry in family.ENTRIES
 }
 
 

@@ -1,0 +1,219 @@
+"""Growth step by step: a level is drafted where it pays, and dear drafters are asked where cheap ones are not sure."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sapwood.backends.toy import Toy, ToyScores
+from sapwood.controllers.fixed import Fixed
+from sapwood.controllers.goodput import Goodput
+from sapwood.cost import CostCurve
+from sapwood.drafters.merge import Merge
+from sapwood.drafters.model import Model
+from sapwood.drafters.suffix import Suffix
+from sapwood.engine import Engine
+from sapwood.part import Part
+from sapwood.policies.best import Best
+from sapwood.policies.reach import value
+from sapwood.policies.static import Static
+from sapwood.policies.steps import FADE, RECENT, Steps, toll
+from sapwood.protocols import Frontier
+from sapwood.recipe import Recipe
+from sapwood.records import Budget, Draw, Outcome, Times, Verdict
+from sapwood.rng import Keyed, Rng
+from sapwood.sampling import Sampling
+from sapwood.testing import law_error
+from sapwood.tree import ROOT, Tree
+from sapwood.verifiers.match import Match
+from sapwood.verifiers.mixed import Mixed
+
+SCORES = ToyScores(np.zeros((1, 3)))
+
+
+def chain(*chances: float, sources: int = 1) -> Tree:
+    """An expanded path whose nodes have these chances, valued; `sources` of every node."""
+    tree = Tree(0)
+    for node, chance in enumerate(chances):
+        tree.close(node)
+        tree.add(node, 1, chance, source=sources.bit_length() - 1)
+    tree.sources[1:] = sources
+    value(tree, Raw())
+    return tree
+
+
+class Raw(Part):
+    """Believes the drafters."""
+
+    def chance(self, tree: Tree, start: int) -> Any:
+        """Their own chances."""
+        return tree.probs[start:]
+
+
+def outcome(tree: Tree, seconds: float = 1.0) -> Outcome:
+    """A round with this tree."""
+    return Outcome(tree, tree, Verdict((ROOT,), 2), SCORES, 10, Times(seconds, 1.0, 0.0))
+
+
+# ----------------------------------------------------------------------------------------- the toll
+@pytest.mark.parametrize("seed", range(20))
+def test_the_toll_is_where_further_nodes_begin_to_pay(seed: int) -> None:
+    noise = np.random.default_rng(seed)
+    nodes = int(noise.integers(2, 12))
+    price = np.append(0.0, np.cumsum(noise.choice([0.0, 0.05, 0.4], size=nodes)))
+    tree = Tree(0)
+    for reach in noise.uniform(size=int(noise.integers(0, nodes))):
+        tree.add(ROOT, len(tree), float(reach))
+    value(tree, Raw())
+    most = int(noise.integers(1, 4))
+    least = toll(tree, Budget(nodes, 4, 4, price, rate=1.0), most)
+
+    def profit(further: float) -> float:
+        """Of the best tree when so many nodes of this reach can be had."""
+        ranked = np.sort(np.append(tree.reach[1:], [further] * most))[::-1][:nodes]
+        return float(max(0.0, np.max(np.cumsum(ranked) - price[1 : len(ranked) + 1])))
+
+    own = profit(0.0)
+    assert profit(least + 1e-6) > own + 1e-9
+    assert profit(max(least - 1e-6, 0.0)) <= own + 1e-9
+
+
+def test_there_is_no_toll_without_a_price() -> None:
+    assert toll(chain(0.5), Budget(4, 4, 4, rate=1.0), 8) == 0.0
+
+
+# --------------------------------------------------------------------------------------- the choice
+def test_a_level_is_chosen_where_it_pays() -> None:
+    tree = Tree(0)
+    for chance in (0.5, 0.3, 0.08):
+        tree.add(ROOT, len(tree), chance)
+    tree.close(ROOT)
+    reach = value(tree, Raw())
+    budget = Budget(8, 4, 4, np.linspace(0, 0.4, 9), rate=2.0)  # 0.05 a node
+    steps = Steps()
+    steps.chance = 0.5
+    # the best child of a node of 0.5 has 0.25, of 0.3 it has 0.15, of 0.08 it has 0.04: 0.3 tokens over two rows
+    for seconds, wanted in [(0.0, [1, 2]), (0.149, [1, 2]), (0.151, [])]:
+        steps.seconds = seconds
+        assert steps.choose(tree, reach, budget, 8) == wanted
+    steps.seconds = 0.0
+    assert steps.choose(tree, reach, budget, 1) == [1]
+
+
+# --------------------------------------------------------------------------------------- what is learned
+def test_the_seconds_of_a_level_are_those_of_one_more() -> None:
+    steps = Steps()
+    for levels in itertools.islice(itertools.cycle([1, 2, 5, 3]), 40):
+        steps.observe(outcome(chain(*[0.9] * levels), 3.0 + 2.0 * levels), first=False)
+    assert steps.seconds == pytest.approx(2.0)
+    before = steps.seconds
+    steps.observe(outcome(chain(0.9, 0.9), 1000.0), first=False)  # the machine stood still
+    assert steps.seconds < 3 * before
+    steps.observe(outcome(chain(0.9, 0.9), 1000.0), first=True)  # a prompt was read
+    assert steps.seconds < 3 * before
+
+
+def test_trees_of_one_depth_share_their_seconds() -> None:
+    steps = Steps()
+    for _ in range(10):
+        steps.observe(outcome(chain(0.9, 0.9), 6.0), first=False)
+    assert steps.seconds == pytest.approx(3.0)
+    assert 0 < FADE < 1
+
+
+def test_levels_that_only_look_things_up_are_not_counted() -> None:
+    steps = Steps()
+    for _ in range(20):
+        steps.observe(outcome(chain(0.9, sources=2), 4.0), first=False)
+        steps.observe(outcome(chain(*[0.9] * 16, sources=1), 0.1), first=False)
+    assert steps.seconds == pytest.approx(4.0)
+
+
+def test_the_chance_of_a_best_child_follows_the_text_and_is_forgotten() -> None:
+    steps = Steps()
+    for _ in range(RECENT):
+        steps.observe(outcome(chain(0.2, 0.2)), first=False)
+    assert steps.chance == pytest.approx(0.2)
+    for _ in range(RECENT):
+        steps.observe(outcome(chain(0.8)), first=False)
+    assert 0.5 < steps.chance < 0.8
+    for _ in range(RECENT - 1):
+        steps.observe(outcome(Tree(0)), first=False)
+    assert steps.chance < 0.8
+    steps.observe(outcome(Tree(0)), first=False)
+    assert steps.chance == 1.0
+
+
+# ------------------------------------------------------------------------------------------ in an engine
+def levels_of(draft_seconds: float, salt: str = "target", rounds: int = 40) -> list[int]:
+    """Levels drafted in each round when a draft pass takes so long, a target's pass one second whatever its size."""
+    time = [0.0]
+
+    class Timed(Toy):
+        def score(self, work: Any) -> Any:
+            time[0] += self.takes
+            return super().score(work)
+
+        takes = 1.0
+
+    class Small(Timed):
+        takes = draft_seconds
+
+    recipe = Recipe(Model(model=Small(salt)), Best(stride=4), Match(), Goodput(depth=8))
+    cost = CostCurve([1, 1024], [0], [[1.0, 1.0]])
+    engine = Engine(Timed("target", context=4000), recipe, cost, now=lambda: time[0])
+    found = itertools.islice(engine.rounds([0, 1, 2], Sampling(max_tokens=9000), Keyed(0)), rounds)
+    return [len({*one.grown.depths[one.grown.expanded].tolist()}) for one in found]
+
+
+def test_cheap_drafts_go_deep_and_dear_ones_do_not() -> None:
+    right_and_cheap, right_and_dear = levels_of(0.01), levels_of(2.5)
+    assert min(right_and_cheap) == 8
+    assert np.mean(right_and_dear[1:]) < 1
+    wrong_and_cheap, wrong = levels_of(0.01, "other"), levels_of(0.2, "other")
+    assert np.mean(wrong[10:]) < np.mean(wrong_and_cheap[10:]) < 8
+
+
+# ------------------------------------------------------------------------------------- asking in order
+class Sayer(Part):
+    """Gives every node one child of this chance, and remembers where it was asked."""
+
+    draws, needs = Draw.TOPK, frozenset[str]()
+
+    def __init__(self, token: int, chance: float, *, sampled: bool = False) -> None:
+        self.token, self.chance, self.sampled, self.asked = token, chance, sampled, list[int]()
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """The child."""
+        for node, _ in frontier:
+            self.asked.append(node)
+            tree.add(node, self.token, self.chance / (1 + tree.depths[node]), source=self.source, sampled=self.sampled)
+
+
+@pytest.mark.parametrize(
+    ("enough", "sampled", "asked"),
+    [(1.0, False, [0, 1]), (0.91, False, [0, 1]), (0.8, False, [1]), (0.4, False, []), (0.4, True, [0, 1])],
+)
+def test_later_drafters_are_asked_where_earlier_ones_are_not_sure(
+    enough: float, sampled: bool, asked: list[int]
+) -> None:
+    first, second = Sayer(1, 0.9, sampled=sampled), Sayer(2, 0.5)
+    merged = Merge(drafters=[first, second], enough=enough)
+    merged.late_ = []
+    merged.number(0)
+    tree = Tree(0)
+    tree.add(ROOT, 5, 0.0)
+    merged.expand(tree, [(ROOT, 1), (1, 1)], Keyed(0))
+    assert first.asked == [0, 1]
+    assert second.asked == asked
+
+
+@pytest.mark.parametrize("enough", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("draws", [Draw.TOPK, Draw.SWOR, Draw.MIXED])
+def test_the_law_is_kept_whoever_is_asked(enough: float, draws: Draw) -> None:
+    for first in (Suffix(), Model(model=Toy("draft 0"))):
+        merged = Merge(drafters=[first, Model(model=Toy("draft 1"), draws=draws)], enough=enough)
+        verifier = Match() if draws is Draw.TOPK else Mixed()
+        recipe = Recipe(merged, Static(shape=[1, 1]), verifier, Fixed(nodes=8, depth=2, width=1))
+        assert law_error(recipe, Toy("a"), prompt=(0, 1, 2, 0, 1)) <= 1e-12
