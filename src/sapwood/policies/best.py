@@ -14,7 +14,8 @@ from sapwood.estimators.binned import Binned
 from sapwood.part import Part, at_least
 from sapwood.policies.ahead import BEAM, Ahead
 from sapwood.policies.reach import ready, value, worth
-from sapwood.protocols import Estimator, Frontier, Setting
+from sapwood.policies.steps import Steps
+from sapwood.protocols import Estimator, Frontier, Request, Setting
 from sapwood.records import Budget, Levels, Outcome, Prune
 from sapwood.tree import Tree
 
@@ -35,29 +36,43 @@ class Best(Part):
     def bind(self, setting: Setting) -> None:
         """Begin without expectations; they are shared by all requests."""
         super().bind(setting)
-        self.ahead = Ahead()
+        self.ahead, self.steps = Ahead(), Steps()
+
+    def reset(self, request: Request) -> None:
+        """Begin a request."""
+        super().reset(request)
+        self.begun_ = False
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what nodes are worth, for trees that are grown whole."""
+        """Learn what nodes are worth, for trees that are grown whole, and what levels are, for others."""
         super().observe(outcome)
-        self.ahead.observe(outcome)
+        if outcome.grown.pruned is not None:
+            self.ahead.observe(outcome)
+        else:
+            self.steps.observe(outcome, first=not self.begun_)
+        self.begun_ = True
 
     def levels(self, budget: Budget) -> Levels | None:
-        """A shape for a drafter that grows the tree whole: what paid lately; None if the estimator must see it grow."""
-        lines = getattr(self.estimator, "lines", None)
-        if lines is None:
+        """A shape for a drafter that grows the tree whole: what paid lately; None if the estimator must see it grow.
+
+        Such a tree is valued by the drafter's own word. Measured on an H200: with the counts of `binned` trees were no
+        better, and a round took a fifth longer.
+        """
+        if getattr(self.estimator, "lines", None) is None:
             return None
         beam = max(self.stride, BEAM)
         level = self.ahead.price(budget, beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
-        hope = self.ahead.hope(nodes) - depth * level
-        longest = min(budget.depth, budget.nodes)
-        return Levels(nodes, depth, beam, budget.width, lines, hope, longest)
+        hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
+        return Levels(nodes, depth, beam, budget.width, hope=hope, longest=longest)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
         reach = value(tree, self.estimator)
-        able = ready(tree, reach, budget, self.stride, max(budget.floor, budget.draft))
+        if budget.rate:
+            able = self.steps.choose(tree, reach, budget, self.stride)
+        else:
+            able = ready(tree, reach, budget, self.stride, max(budget.floor, budget.draft))
         return [(node, budget.width) for node in able]
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:

@@ -25,6 +25,7 @@ class Shape:
     nodes: int
     depth: int
     beam: int = 10  # leaves expanded per level, and children of each
+    lean: float = 0.0  # how much more than it says a first choice is trusted, as the estimator `leader` does
 
 
 CHAIN6, SMALL, MIDDLE, LARGE = Shape(6, 6, 1), Shape(16, 6, 8), Shape(32, 8, 10), Shape(64, 16, 10)
@@ -91,7 +92,7 @@ class Replayed:
         texts, beam = len(roots), shape.beam
         states = self.outputs[self.each, roots - 1][:, None]  # [texts, 1, width]
         grown = Grown(texts, roots.device)
-        values, tokens = self._best(states, beam)
+        values, tokens = self._best(states, shape)
         grown.add(tokens[:, 0], values[:, 0], torch.full_like(tokens[:, 0], -1))
         front = torch.arange(beam, device=roots.device).expand(texts, beam)
         states = states.expand(-1, beam, -1)
@@ -111,7 +112,7 @@ class Replayed:
                 query, torch.cat((self.keys, own_keys), 2), torch.cat((self.values, own_values), 2), mask
             )
             outputs = self.head.midlayer.finish(states, read)
-            values, tokens = self._best(outputs, beam)
+            values, tokens = self._best(outputs, shape)
             scores = grown.scores.gather(1, front)[..., None] + values
             first = grown.tokens.shape[1]
             grown.add(tokens.flatten(1), scores.flatten(1), front.repeat_interleave(beam, 1))
@@ -122,9 +123,10 @@ class Replayed:
             seen = seen.gather(1, parent[..., None].expand(-1, -1, seen.shape[-1]))
         return self._walk(grown, roots, shape)
 
-    def _best(self, outputs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and target ids of the best tokens after these outputs [texts, rows, width]."""
-        values, ids = self.head.logits(outputs).float().log_softmax(-1).topk(count, dim=-1)
+    def _best(self, outputs: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+        """Log-chances and target ids of the best tokens after these outputs [texts, rows, width]."""
+        values, ids = self.head.logits(outputs).float().log_softmax(-1).topk(shape.beam, dim=-1)
+        values[..., 0] += shape.lean * values[..., 0].neg().clamp(max=1)
         return values, self.head.vocabulary[ids]
 
     def _walk(self, grown: "Grown", roots: Tensor, shape: Shape) -> Tensor:

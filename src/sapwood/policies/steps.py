@@ -1,0 +1,97 @@
+"""Whether one more level of a tree pays: for trees that grow step by step.
+
+A drafter that is a model answers about eight nodes in nearly the time of one, so what is paid for is the
+level, not the node. And a node that is expanded does not bring its own reach but that of its best child, less
+the price of the child's row. Both are learned while decoding: the seconds of a level from how long trees of
+more and of fewer levels took, the chance of a best child from the last nodes that were expanded. Where several
+drafters share a tree, levels that only the first ones answered are not counted: those look things up.
+"""
+
+import math
+
+import numpy as np
+
+from sapwood.arrays import FloatArray
+from sapwood.policies.reach import ready
+from sapwood.records import Budget, Outcome
+from sapwood.tree import Tree
+
+FADE = 0.97  # weight that a round's seconds keep after the next one
+RECENT = 20  # expanded nodes that the chance of a best child looks back; rounds without any that make it forget
+EVEN = 0.05  # variance of the number of levels below which trees are equally deep, and no slope can be seen
+MISHAP = 4.0  # a round that takes more than so many times the usual was interrupted
+
+
+class Steps:
+    """Seconds of one more level, and the chance of the best child that a node gets in it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # of one more level; 0 where that is not known yet
+        self.chance = 1.0  # mean, of the best child of an expanded node
+        self.nodes = 0  # in that mean
+        self.idle = 0  # rounds since a node was last expanded
+        self.last = 0  # largest set of sources seen: its highest bit is the last drafter
+        self.sums = np.zeros(5)  # faded: rounds, levels, seconds, levels squared, levels times seconds
+
+    def choose(self, tree: Tree, reach: FloatArray, budget: Budget, stride: int) -> list[int]:
+        """The leaves to expand together, best first, at most `stride`; none where that would not pay."""
+        least = toll(tree, budget, stride)
+        able = ready(tree, reach, budget, stride, least / max(self.chance, 1e-9))
+        gain = sum(float(reach[node]) * self.chance - least for node in able)
+        return able if gain > budget.rate * self.seconds else []
+
+    def observe(self, outcome: Outcome, *, first: bool) -> None:
+        """Take in a round; the first of a request spent its seconds on the prompt as well."""
+        grown = outcome.grown
+        expanded = np.flatnonzero(grown.expanded)
+        if not len(expanded):
+            self.idle += 1
+            if self.idle >= RECENT:  # the text has moved on: see what it is like now
+                self.chance, self.nodes = 1.0, 0
+            return
+        self.idle = 0
+        if grown.valued == len(grown):
+            self._mean(grown, expanded)
+        levels = self._answered(grown)
+        if levels and not first:
+            self._time(levels, outcome.times.draft)
+
+    def _mean(self, grown: Tree, expanded: np.ndarray) -> None:
+        """Take the best child of each expanded node into the mean."""
+        best = np.zeros(len(grown))
+        np.maximum.at(best, grown.parents[1:], grown.reach[1:])
+        for share in (best[expanded] / np.maximum(grown.reach[expanded], 1e-9)).tolist():
+            self.nodes += 1
+            self.chance += (share - self.chance) / min(self.nodes, RECENT)
+
+    def _answered(self, grown: Tree) -> int:
+        """Levels on which the last drafter was asked and had an answer."""
+        self.last = max(self.last, int(grown.sources.max()))
+        drafter = 1 << max(self.last.bit_length() - 1, 0)
+        return len(np.unique(grown.depths[(grown.sources & drafter) > 0]))
+
+    def _time(self, levels: int, seconds: float) -> None:
+        """Take in what so many levels took, and draw the line through all rounds anew."""
+        rounds, _, spent, _, _ = self.sums
+        if rounds > 1:
+            seconds = min(seconds, MISHAP * spent / rounds)
+        self.sums = FADE * self.sums + [1, levels, seconds, levels * levels, levels * seconds]
+        rounds, many, spent, squares, products = self.sums
+        share, variance = spent / many, squares / rounds - (many / rounds) ** 2
+        slope = (products - many * spent / rounds) / rounds / variance if variance > EVEN else math.inf
+        self.seconds = min(max(slope, share / 4), share)  # beginning takes time too: a level takes less than its share
+
+
+def toll(tree: Tree, budget: Budget, most: int) -> float:
+    """Reach from which on further nodes, at most so many, make the tree worth more than it is.
+
+    They pay for rows of their own or take the place of weaker nodes; on a staircase several may pay where one
+    does not, so all numbers of own nodes and of further ones are looked at.
+    """
+    if budget.price is None:
+        return 0.0
+    price = np.append(budget.price[: budget.nodes + 1], [np.inf] * most)  # beyond the budget nothing pays
+    gain = np.append(0.0, np.cumsum(np.sort(tree.reach[1:])[::-1][: budget.nodes]))  # [own] of the best so many
+    own, further = np.arange(len(gain))[:, None], np.arange(1, most + 1)
+    best = float(np.max(gain - price[: len(gain)]))
+    return float(np.min((best + price[own + further] - gain[:, None]) / further))
