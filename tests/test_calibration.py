@@ -27,11 +27,11 @@ from sapwood.part import Part
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
 from sapwood.policies.reach import value
-from sapwood.protocols import Frontier, Setting
+from sapwood.protocols import Frontier, Request, Setting
 from sapwood.recipes import resolve
 from sapwood.records import Budget, Draw, Outcome, Verdict
 from sapwood.rng import Keyed, Rng
-from sapwood.sampling import Sampling
+from sapwood.sampling import Sampler, Sampling
 from sapwood.tree import ROOT, Tree
 
 SETTING = Setting(Toy(), flat(), no_loader)
@@ -232,6 +232,7 @@ def truth(rounds: int) -> FloatArray:
 def tokens_per_pass(policy: Any, budget: Budget, rounds: int = 600) -> tuple[float, Tree]:
     """Over the second half of the rounds, and the last tree that was checked."""
     bound(policy)
+    policy.reset(Request([0, 0], Sampler(Sampling(), [0, 0]), Toy("a").open([0])))
     emitted, tree = [], Tree(0)
     for said in truth(rounds):
         grown = grow(0, Modest(), policy, budget, Keyed(0))

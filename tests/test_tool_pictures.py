@@ -70,8 +70,8 @@ def test_a_picture_keeps_what_was_accepted_and_what_was_likely() -> None:
 
 
 def test_a_long_chain_is_cut_where_nothing_was_accepted() -> None:
-    assert pictures.trimmed(chain(12), Verdict((0, 1), 2))[0].height == pictures.DEPTH
-    assert pictures.trimmed(chain(12), Verdict(tuple(range(10)), 2))[0].height == 9
+    assert pictures.trimmed(chain(20), Verdict((0, 1), 2))[0].height == pictures.DEPTH == 12
+    assert pictures.trimmed(chain(20), Verdict(tuple(range(15)), 2))[0].height == 14
 
 
 def made(tree: Tree, accepted: int = 0, text: tuple[int, ...] = (1, 2)) -> pictures.Round:
@@ -81,7 +81,7 @@ def made(tree: Tree, accepted: int = 0, text: tuple[int, ...] = (1, 2)) -> pictu
 def test_captions_count_and_say_what_is_left_out() -> None:
     plain = made(Tree(0))
     assert made(chain(1), 1).caption(plain) == "1 node, depth 1, 1 accepted"
-    assert made(chain(12), 2).caption(plain) == "12 nodes (+6 more), depth 12, 2 accepted"
+    assert made(chain(14), 2).caption(plain) == "14 nodes (+2 more), depth 14, 2 accepted"
     assert made(chain(2), text=(1, 1)).caption(plain) == "2 nodes, depth 2, 0 accepted, after another text"
 
 
@@ -92,6 +92,13 @@ def test_trees_that_are_empty_or_known_are_named_in_words() -> None:
     assert notes == ["`none` guesses nothing here.", "`twin` guesses here what `one` does."]
     many = {str(count): made(chain(count)) for count in range(1, 10)}
     assert len(pictures.choose(many)[0]) == pictures.MOST
+
+
+def test_wide_pictures_have_a_row_of_their_own() -> None:
+    cells = [("one", 100), ("two", 400), ("three", 401), ("four", 9), ("five", 900)]
+    rows = [[place for place, _ in cells if f">{place}<" in row] for row in pictures.grid(cells).split("<tr>")[1:]]
+    assert rows == [["one", "two"], ["three"], ["four"], ["five"]]
+    assert pictures.grid(cells).count("colspan=2") == 2
 
 
 def test_a_page_is_filled_between_its_marks_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
