@@ -18,7 +18,7 @@ from sapwood.part import Part
 from sapwood.policies.best import Best
 from sapwood.policies.reach import value
 from sapwood.policies.static import Static
-from sapwood.policies.steps import FADE, RECENT, Steps, toll
+from sapwood.policies.steps import FADE, RECENT, STALE, Steps, toll
 from sapwood.protocols import Frontier
 from sapwood.recipe import Recipe
 from sapwood.records import Budget, Draw, Outcome, Times, Verdict
@@ -146,6 +146,19 @@ def test_the_chance_of_a_best_child_follows_the_text_and_is_forgotten() -> None:
 
 
 # ------------------------------------------------------------------------------------------ in an engine
+def test_a_machine_that_was_busy_is_measured_anew() -> None:
+    steps = Steps()
+    for _ in range(3):
+        steps.observe(outcome(chain(0.9, 0.9), seconds=50.0), first=False)
+    assert steps.seconds > 1
+    for _ in range(STALE):
+        steps.observe(outcome(Tree(0)), first=False)
+    assert steps.seconds == 0
+    for _ in range(3):
+        steps.observe(outcome(chain(0.9, 0.9), seconds=0.5), first=False)
+    assert steps.seconds <= 0.25
+
+
 def levels_of(draft_seconds: float, salt: str = "target", rounds: int = 40) -> list[int]:
     """Levels drafted in each round when a draft pass takes so long, a target's pass one second whatever its size."""
     time = [0.0]

@@ -18,6 +18,7 @@ from sapwood.tree import Tree
 
 FADE = 0.97  # weight that a round's seconds keep after the next one
 RECENT = 20  # expanded nodes that the chance of a best child looks back; rounds without any that make it forget
+STALE = 100  # rounds without an expanded node after which what a level takes is measured anew
 EVEN = 0.05  # variance of the number of levels below which trees are equally deep, and no slope can be seen
 MISHAP = 4.0  # a round that takes more than so many times the usual was interrupted
 
@@ -48,6 +49,8 @@ class Steps:
             self.idle += 1
             if self.idle >= RECENT:  # the text has moved on: see what it is like now
                 self.chance, self.nodes = 1.0, 0
+            if self.idle >= STALE:  # so may have the machine, which was perhaps busy when it was measured
+                self.sums, self.seconds, self.idle = np.zeros(5), 0.0, 0
             return
         self.idle = 0
         if grown.valued == len(grown):
