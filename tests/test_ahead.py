@@ -14,6 +14,7 @@ from sapwood.cost import CostCurve
 from sapwood.engine import no_loader
 from sapwood.policies.ahead import BEGIN, FIRST, RECENT, STALE, STEPS, Ahead
 from sapwood.policies.best import Best
+from sapwood.promise import FADE, PRIOR, Promise
 from sapwood.protocols import Request, Setting
 from sapwood.records import Budget, Levels, Outcome, Times, Verdict
 from sapwood.sampling import Sampler, Sampling
@@ -182,6 +183,7 @@ def test_what_deep_trees_showed_on_a_hard_text_holds_on_an_easy_one() -> None:
     for keep, depth, rounds in ((0.5, 6, RECENT), (0.9, 3, 4 * RECENT)):
         for _ in range(rounds):
             ahead.observe(Machine(keep, 0.1).round(Levels(20, depth, 1, 1), noise, 1))
+    ahead.promises = [Promise() for _ in ahead.promises]  # by the drafter's word alone
     assert ahead.expected(6) == pytest.approx(
         [0.9, 0.9**2, 0.9**3, *(0.9**3 * 0.5**step for step in (1, 2, 3))], rel=0.05
     )
@@ -191,3 +193,32 @@ def test_nothing_known_is_hopeful() -> None:
     assert Ahead().depth(Budget(9, 9, 2), 0.5) > 1
     assert Ahead().depth(Budget(9, 9, 2), 0.0) == 9
     assert Ahead().depth(Budget(9, 4, 2, price=np.zeros(10)), 0.0) == 4
+
+
+@pytest.mark.parametrize(("said", "true"), [(0.6, 0.8), (0.8, 0.6)])
+def test_a_drafter_that_misjudges_itself_is_corrected_by_what_was_accepted(said: float, true: float) -> None:
+    ahead, noise = Ahead(), np.random.default_rng(1)
+    for _ in range(400):
+        outcome = Machine(true, 0.1).round(Levels(4, 4, 1, 1), noise, 1)
+        for tree in (outcome.grown, outcome.tree):
+            tree.reach[:] = said**tree.depths
+        ahead.observe(outcome)
+    found, word = ahead.expected(4), [said**depth for depth in range(1, 5)]
+    assert all(
+        abs(mine - true**depth) < abs(its - true**depth)
+        for depth, (mine, its) in enumerate(zip(found, word, strict=True), 1)
+    )
+    assert ahead.hope(4) == pytest.approx(sum(true**depth for depth in range(1, 5)), rel=0.15)
+
+
+def test_a_promise_is_believed_until_it_is_broken() -> None:
+    promise = Promise()
+    assert promise.kept == 1.0
+    for _ in range(200):
+        promise.take(2.0, 1.0)
+    lasting = 1 / (1 - FADE)
+    assert promise.kept == pytest.approx((lasting + PRIOR) / (2 * lasting + PRIOR), rel=0.01)
+    broken = promise.kept
+    for _ in range(100):
+        promise.fade()
+    assert broken < promise.kept < 1.0

@@ -25,6 +25,7 @@ DATA = (
     "trained",
     "nets",
     "learners",
+    "promise",
     "doubt",
 )
 LAYERS: list[tuple[str, ...]] = [

@@ -3,12 +3,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sapwood.backends.torch.fused.desk import TEXT
 from sapwood.backends.torch.fused.tree import Claim, DeviceTree, Parcel
-from sapwood.backends.toy import Toy
+from sapwood.backends.toy import Toy, ToyScores
 from sapwood.controllers.fixed import Fixed
 from sapwood.controllers.goodput import Goodput
 from sapwood.cost import flat
@@ -23,9 +24,10 @@ from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
 from sapwood.protocols import Request, Setting
 from sapwood.recipe import Recipe
-from sapwood.records import Levels, Outcome
+from sapwood.records import Levels, Outcome, Verdict
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampler, Sampling
+from sapwood.tree import Tree
 from sapwood.verifiers.greedy import Greedy
 from sapwood.verifiers.match import Match
 from tests.test_eagle_drafter import make_text
@@ -216,3 +218,20 @@ def test_what_promises_less_than_a_drafted_tree_is_not_recited() -> None:
     assert tree.tokens.tolist() == [6, *prompt[:9]]
     assert merge.grow(prompt[-1], dataclasses.replace(able, hope=9.0)) is None
     assert merge.grow(prompt[-1], dataclasses.replace(able, longest=1)) is None
+
+
+def test_who_recited_wrongly_is_believed_less() -> None:
+    merge = Merge(drafters=[Suffix(), Recycling()])
+    setting, prompt = Setting(Toy("a"), flat(), no_loader), [1, 2, 3, 4, 5, 6] * 4
+    merge.bind(setting)
+    merge.reset(Request(prompt, Sampler(Sampling(), prompt), Toy("a").open(prompt[:-1])))
+    able = Levels(20, 4, 4, 3, hope=4.0, longest=9)
+    for _ in range(6):
+        tree = merge.grow(prompt[-1], able)
+        if tree is None:
+            break
+        merge._remember(Outcome(tree, tree, Verdict((0,), 1), ToyScores(np.zeros((1, 7))), len(prompt)))
+    assert tree is None
+    for _ in range(200):  # rounds without it
+        merge._remember(Outcome(Tree(6), Tree(6), Verdict((0,), 1), ToyScores(np.zeros((1, 7))), len(prompt)))
+    assert merge.grow(prompt[-1], able) is not None

@@ -20,6 +20,7 @@ from sapwood.drafters.found import Found
 from sapwood.drafters.recycling import Recycling
 from sapwood.drafters.suffix import Suffix
 from sapwood.part import Part, between
+from sapwood.promise import Promise
 from sapwood.protocols import Drafter, Frontier, Request, Setting
 from sapwood.records import Draw, Levels, Outcome
 from sapwood.rng import Rng
@@ -61,6 +62,7 @@ class Merge(Part):
     def bind(self, setting: Setting) -> None:
         """Give each drafter its bit of a node's sources."""
         self.number(self.source)
+        self.promise = Promise()  # of texts known by heart; shared by all requests
         super().bind(setting)
 
     def number(self, first: int) -> int:
@@ -73,17 +75,27 @@ class Merge(Part):
     def reset(self, request: Request) -> None:
         """Begin a request in each of them."""
         self.late_: list[tuple[Part, Outcome]] = []  # rounds that a drafter has yet to observe
+        self.recited_: tuple[Tree, float] | None = None  # what was recited in this round, and tokens it promised
         super().reset(request)
 
     def observe(self, outcome: Outcome) -> None:
         """Let each of them learn; those that can wait while a device is to grow the next tree do."""
         self._catch_up()
+        self._remember(outcome)
         whole = outcome.grown.pruned is not None
         for drafter in self.nested():
             if whole and getattr(drafter, "patient", False):
                 self.late_.append((drafter, outcome))
             else:
                 drafter.observe(outcome)
+
+    def _remember(self, outcome: Outcome) -> None:
+        """Learn how far what was recited came true."""
+        recited, self.recited_ = self.recited_, None
+        if recited is not None and recited[0] is outcome.grown:
+            self.promise.take(recited[1], outcome.verdict.accepted)
+        else:
+            self.promise.fade()
 
     def _catch_up(self) -> None:
         late, self.late_ = self.late_, []
@@ -116,7 +128,9 @@ class Merge(Part):
             if getattr(drafter, "at_home", False):  # as of the last round it has observed
                 self._catch_up()
                 tree: Tree = drafter.recite(root, levels.longest)  # type: ignore[attr-defined]
-                if np.cumprod(tree.probs[1:]).sum() > levels.hope:
+                promised = float(np.cumprod(tree.probs[1:]).sum())
+                if self.promise.kept * promised > levels.hope:
+                    self.recited_ = tree, promised
                     return tree
         return None
 

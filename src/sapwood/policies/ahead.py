@@ -5,7 +5,9 @@ grown whole is shaped beforehand, so the look goes to the mean of the last trees
 best node says how many nodes pay for their rows, the reach at each depth how many levels pay for their
 drafting, and the seconds of trees of several depths what a level takes. A level is remembered by its share of
 the one above, so that what deep trees showed on one text holds on the next, which may be easier. Depths that
-were not tried lately are expected to go on as the last ones did, so that they are tried again.
+were not tried lately are expected to go on as the last ones did, so that they are tried again. Reach is the
+drafter's own word, which understates first choices the more the deeper they lie: it is corrected by what was
+accepted at each depth.
 """
 
 import math
@@ -14,6 +16,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from sapwood.promise import Promise
 from sapwood.records import Budget, Outcome
 from sapwood.tree import CAPACITY
 
@@ -42,6 +45,8 @@ class Ahead:
         self.levels: list[tuple[float, float]] = []  # mean reach at depths 1, 2, ..., and one above in the same trees
         self.counts: list[int] = []  # rounds in each of these means
         self.latest: list[int] = []  # the last round that tried each depth
+        self.promises: list[Promise] = []  # reach at each depth, and how often the path came there
+        self.promise = Promise()  # reach of whole trees, and drafted tokens accepted
         self.seconds: dict[int, tuple[int, float]] = {}  # depth -> trees, and what drafting one takes
         self.level = 0.0  # seconds of one more level; 0 where that is not known yet
 
@@ -60,6 +65,8 @@ class Ahead:
         reach = np.bincount(tree.depths, tree.reach, deepest + 1).tolist()  # of all checked nodes at each depth
         for depth, (above, here) in enumerate(pairwise(reach)):
             self._mean(depth, here, above)
+            self.promises[depth].take(here, float(outcome.verdict.accepted > depth))
+        self.promise.take(sum(reach[1:]), outcome.verdict.accepted)
         self._time(deepest, outcome.times.draft)
 
     def _mean(self, depth: int, here: float, above: float) -> None:
@@ -68,6 +75,7 @@ class Ahead:
             self.levels.append((0.0, 0.0))
             self.counts.append(0)
             self.latest.append(0)
+            self.promises.append(Promise())
         self.counts[depth] += 1
         self.latest[depth] = self.rounds
         share, (mine, over) = 1 / min(self.counts[depth], RECENT), self.levels[depth]
@@ -93,11 +101,11 @@ class Ahead:
         if budget.price is None or not self.rounds:
             return budget.nodes
         able = np.array([size for size in SIZES if size < budget.nodes] + [budget.nodes])
-        return int(able[np.argmax(self.gains[able - 1] - budget.price[able])])
+        return int(able[np.argmax(self.promise.kept * self.gains[able - 1] - budget.price[able])])
 
     def hope(self, nodes: int) -> float:
         """Drafted tokens that a tree of so many nodes is expected to bring; no end of them before any was seen."""
-        return float(self.gains[nodes - 1]) if self.rounds else math.inf
+        return self.promise.kept * float(self.gains[nodes - 1]) if self.rounds else math.inf
 
     def depth(self, budget: Budget, level: float) -> int:
         """Levels that bring the most tokens over `level`, the price of each, at least one."""
@@ -118,7 +126,9 @@ class Ahead:
         fresh = next((depth for depth, latest in enumerate(self.latest) if latest <= since), len(self.levels))
         shares = [here / above if above > 0 else 0.0 for here, above in self.levels[: min(fresh, most)]] or [1.0]
         beyond = min(shares[-1], 1.0) if len(shares) > 1 else FADE
-        return list(accumulate(shares + [beyond] * (most - len(shares)), operator.mul))[:most]
+        reach = accumulate(shares + [beyond] * (most - len(shares)), operator.mul)
+        kept = [promise.kept for promise in self.promises[: len(shares)]] or [1.0]
+        return [each * kept[min(depth, len(kept) - 1)] for depth, each in zip(range(most), reach, strict=False)]
 
 
 def slope(points: list[tuple[int, float]]) -> float:

@@ -56,7 +56,7 @@ class Best(Part):
         """A shape for a drafter that grows the tree whole: what paid lately; None if the estimator must see it grow.
 
         Such a tree is valued by the drafter's own word. Measured on an H200: with the counts of `binned` trees were no
-        better, and a round took a fifth longer.
+        better, and a round took a fifth longer. Where a device grows, children cost next to nothing, as leaves do.
         """
         if getattr(self.estimator, "lines", None) is None:
             return None
@@ -64,7 +64,7 @@ class Best(Part):
         level = self.ahead.price(budget, beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
         hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
-        return Levels(nodes, depth, beam, budget.width, hope=hope, longest=longest)
+        return Levels(nodes, depth, beam, max(budget.width, beam), hope=hope, longest=longest)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
