@@ -31,11 +31,11 @@ class DataSettings:
     """What training data is made of."""
 
     size: int | None = None  # prompts of a shard; None: 8192 on a GPU, 32 elsewhere
-    own: float = 0.4  # share of the user's prompts, where there are any
-    derived: float = 0.2  # share of tasks about passages; the rest is written by the target
+    own: float = 0.5  # share of the user's prompts, where there are any
+    derived: float = 0.18  # share of tasks about passages; the rest is written by the target
     opened: float = 0.5  # share of written turns that begin with an opening
     long: float = 0.125  # share of written turns whose opening asks for a text
-    greedy: float = 0.5  # share of answers at temperature 0, where a prompt comes for the first time
+    greedy: float = 0.55  # share of answers at temperature 0, where a prompt comes for the first time
     warm: tuple[float, ...] = (0.8, 1.0)  # temperatures of the other answers
     new: int = 384  # most tokens of an answer
     turn: int = 96  # most tokens of a written turn
