@@ -24,7 +24,7 @@ from sapwood.errors import SapwoodError
 from sapwood.protocols import Scores, Work
 from sapwood.records import BackendInfo
 from sapwood.sampling import Sampling
-from sapwood.testing import waist
+from sapwood.testing import chunks, waist
 from sapwood.tree import Tree
 from tests import words
 
@@ -165,8 +165,8 @@ class Rounding(Toy):
     def info(self) -> BackendInfo:
         return BackendInfo(name="toy", model="rounding", vocab=self.vocab, context=self.context, dtype="q9")
 
-    def score(self, work: Any) -> list[Scores]:
-        found: Any = super().score(work)
+    def score(self, work: Any, chunks: Any = ()) -> list[Scores]:
+        found: Any = super().score(work, chunks)
         if len(work[0].tree) == 1:
             found[0].rows = found[0].rows + self.off * np.arange(self.vocab)
         return found  # type: ignore[no-any-return]
@@ -186,6 +186,16 @@ def test_the_slack_of_an_unknown_format_is_measured(off: float, tie: bool) -> No
 @pytest.mark.parametrize("check", waist.CHECKS, ids=lambda check: check.__name__)
 def test_waist(check: waist.Check, folder: Path) -> None:
     check(backend(folder, "F32"), np.random.default_rng(0), 0.05)  # keys are kept in 16 bits
+
+
+@needs_library
+@pytest.mark.parametrize("check", chunks.LIMITED, ids=lambda check: check.__name__)
+def test_memory(check: chunks.Limited, folder: Path) -> None:
+    from sapwood.backends.llamacpp.model import LlamaBackend
+    from sapwood.backends.llamacpp.weights import Weights
+
+    limited = LlamaBackend(Weights(file(folder, "F32")), "small", threads=1)
+    check(limited, backend(folder, "F32"), np.random.default_rng(0), 0.05)
 
 
 @needs_library

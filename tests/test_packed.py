@@ -18,8 +18,9 @@ from sapwood.backends.torch.packed.smooth import even, listen
 from sapwood.errors import SapwoodError
 from sapwood.heads.eagle3 import Eagle3, Eagle3Config
 from sapwood.heads.layers import Shape
-from sapwood.protocols import Work
-from sapwood.testing import check_backend
+from sapwood.protocols import Chunk, Work
+from sapwood.testing import check_backend, chunks
+from sapwood.testing.waist import line
 from sapwood.tree import Tree
 from tests import tiny
 from tests.test_llama import logits
@@ -185,24 +186,111 @@ def test_attention_against_a_slow_reference() -> None:
     q, k, v = (rng.normal(size=(rows, width)).astype(np.float32) for rows in (2, keys, keys))
     seen = np.array([[True, False, True], [True, True, False]])
     most = attention.levels(width)
-    whole = np.empty((3, keys, width), np.float32)
-    steps, sizes = np.empty((1, 2), np.float32), np.empty((2, 1, keys, 1), np.float32)
+    runs = np.array([[20, 6], [3, 5], [11, 1]])  # the keys lie in three stretches of slots
+    slots = [20, 21, 22, 23, 24, 25, 3, 4, 5, 6, 7, 11]
+    queries, planes = np.empty((1, 2, width), np.float32), np.full((2, 1, 30, width), np.nan, np.float32)
+    steps, sizes = np.empty((1, 2), np.float32), np.full((2, 1, 30, 1), np.nan, np.float32)
     for r in range(2):
-        steps[0, r] = attention.whole(q[r], most, whole[0, r]) * np.float32(0.25)
-    for j in range(keys):
-        sizes[0, 0, j, 0] = attention.whole(k[j], most, whole[1, j])
-        sizes[1, 0, j, 0] = attention.whole(v[j], kernels.VALUE_LEVELS, whole[2, j])
+        steps[0, r] = attention.whole(q[r], most, queries[0, r]) * np.float32(0.25)
+    for j, slot in enumerate(slots):
+        sizes[0, 0, slot, 0] = attention.whole(k[j], most, planes[0, 0, slot])
+        sizes[1, 0, slot, 0] = attention.whole(v[j], kernels.VALUE_LEVELS, planes[1, 0, slot])
     products, sums, results = (
         np.empty((1, 2, keys), np.float32),
         np.empty((1, 2, width), np.float32),
         np.empty((1, 2), np.float32),
     )
-    attention.multiply(whole[:1, :2], whole[1:2], products)
+    attention.multiply(queries, planes[0], runs, products)
     bits = np.empty(keys, np.int32)
-    attention.weigh(products, steps, sizes, length, np.array([0, 3]), seen, results, bits, bits.view(np.float32))
-    attention.gather(products, whole[2:], sums)
+    attention.weigh(products, steps, sizes, runs, length, np.array([0, 3]), seen, results, bits, bits.view(np.float32))
+    attention.gather(products, planes[1], runs, sums)
     scores = (q @ k.T).astype(float) * 0.25
     scores[0, length:][~seen[0]] = scores[1, length:][~seen[1]] = scores[1, :3] = -np.inf
     law = np.exp(scores - scores.max(1, keepdims=True))
     want = law / law.sum(1, keepdims=True) @ v
     np.testing.assert_allclose(sums[0] * results[0][:, None], want, atol=8e-3)
+
+
+# ------------------------------------------------------------------------------------ blocks of a pool
+def shuffled(backend: TorchBackend, seed: int) -> None:
+    """Let blocks be taken in any order, so that a text lies in many short stretches."""
+    blocks, rng = backend.pool.memory, np.random.default_rng(seed)
+
+    def anywhere(after: int, wanted: int) -> int:
+        return int(rng.choice(np.flatnonzero(blocks._free)))
+
+    blocks._next = anywhere  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30])
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed"])
+def test_where_blocks_lie_changes_no_bit(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, tree = np.random.default_rng(0).integers(1, 60, 75).tolist(), random_tree(24)
+    plain, torn = packed(name), packed(name)
+    shuffled(torn, 1)
+    monkeypatch.setattr(pieces, "FEW", few)
+    for nodes in (tree, Tree(9)):
+        rows = []
+        for backend in (plain, torn):
+            session = backend.open(text)
+            [first] = backend.score([Work(session, tree)])
+            session.commit(tree.path(23))
+            [second] = backend.score([Work(session, nodes)])
+            rows.append([first.logits(node) for node in range(24)] + [second.logits(n) for n in range(len(nodes))])
+        assert len(session.slots.runs(75)) > 1
+        assert np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("check", chunks.LIMITED, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed"])
+def test_memory(name: str, check: chunks.Limited) -> None:
+    check(packed(name), packed(name), np.random.default_rng(0), 0.0)
+
+
+def test_a_text_read_in_the_passes_of_others_leaves_the_same_bits() -> None:
+    backend, tree = packed("llama"), random_tree(24)
+    whole = rows_of(backend, tree)
+    session, other = backend.start(TEXT), backend.open(TEXT[:5])
+    for start in range(0, len(TEXT), 3):
+        backend.score([Work(other, tree)], [Chunk(session, TEXT[start : start + 3])])
+    [scores] = backend.score([Work(session, tree)])
+    assert np.array_equal(np.stack([scores.logits(node) for node in range(len(tree))]), whole)
+
+
+def test_hidden_states_of_a_known_text_are_those_of_a_read_one() -> None:
+    backend, free, text = packed("llama"), packed("llama"), [*TEXT, *TEXT]
+    backend.memory.limit(160)
+    for each in (backend, free):
+        each.watch([0, 1])
+    session = backend.start(text, "one")
+    backend.score((), [Chunk(session, text[:20])])
+    backend.score([Work(session, line(text[20:]))])
+    session.commit(range(len(text) - 20))
+    session.close()
+    again, wanted = backend.start(text, "one"), free.open(text)
+    assert again.length == 32
+    backend.score((), [Chunk(again, text[32:])])
+    found, known = again.reading(len(text)), wanted.reading(len(text))
+    assert found is not None
+    assert known is not None
+    rows = range(len(text))
+    assert torch.equal(found.hidden(rows, [0, 1, 2]), known.hidden(rows, [0, 1, 2]))
+    again.close()
+    assert backend.memory.cached == 2
+    backend.watch([1, 2])  # the last is what the output head reads, which is always kept
+    assert backend.memory.cached == 2
+
+
+def test_what_lacks_a_layer_that_is_asked_for_is_not_taken_up() -> None:
+    backend, text = packed("llama"), [*TEXT, *TEXT]
+    backend.memory.limit(160)
+    early = backend.open(text)
+    backend.watch([1])
+    late = backend.open(text)
+    for session in (early, late):
+        session.close()
+    again = backend.start(text)
+    assert again.length == 32
+    read = again.reading(32)
+    assert read is not None
+    assert read.hidden(range(32), [1]).shape == (32, 32)

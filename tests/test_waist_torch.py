@@ -8,7 +8,7 @@ from sapwood.backends.torch.model import CHUNK, TorchBackend
 from sapwood.backends.torch.support import check_tree
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Work
-from sapwood.testing import waist
+from sapwood.testing import chunks, waist
 from sapwood.tree import Tree
 from tests import tiny
 
@@ -17,6 +17,12 @@ from tests import tiny
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_waist(name: str, check: waist.Check) -> None:
     check(tiny.backend(name), np.random.default_rng(0), 1e-4)
+
+
+@pytest.mark.parametrize("check", chunks.LIMITED, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "deepseek"])
+def test_memory(name: str, check: chunks.Limited) -> None:
+    check(TorchBackend(tiny.make(name), name), tiny.backend(name), np.random.default_rng(0), 1e-4)
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)

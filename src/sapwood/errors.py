@@ -7,3 +7,7 @@ class SapwoodError(ValueError):
 
 class Unsound(SapwoodError):
     """A combination of parts that would change the target's law."""
+
+
+class OutOfMemory(SapwoodError):
+    """No room for the keys and values of a pass; nothing was changed, and the same pass may succeed later."""

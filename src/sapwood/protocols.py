@@ -1,7 +1,8 @@
 """The seams: what a backend must do, and what each family of parts must do.
 
 The waist is Backend.open, Backend.score and Session.commit. A tree crosses it as tokens and
-parents; masks, positions and sequence ids are the backend's own business.
+parents; masks, positions and sequence ids are the backend's own business. Who serves many texts at
+once opens them by Backend.start and reads them piece by piece, in the passes of others.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ class Session(Protocol):
         """Committed tokens."""
 
     def reading(self, last: int) -> "Scores | None":
-        """Scores of the last tokens the session was opened with; None where nothing was read.
+        """Scores of the last tokens that were read, fewer where fewer are known; None where nothing was read.
 
         For drafters that learn from the prompt: computed when asked, gone with the first commit, and
         the same best tokens as `score`, though not always the same logits.
@@ -72,6 +73,40 @@ class Work:
     since: int = 0  # nodes below this index were scored by an earlier call of this round; rows start here
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of prompt that joins a pass: committed to its session when the pass is over, not scored."""
+
+    session: Session
+    tokens: Sequence[int]
+
+
+class Memory(Protocol):
+    """Room for keys and values, in blocks of so many tokens; a text takes whole blocks."""
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def blocks(self) -> int | None:
+        """Most blocks there may be; None where nothing limits them."""
+
+    @property
+    def used(self) -> int:
+        """Blocks that open sessions hold, each counted once."""
+
+    @property
+    def cached(self) -> int:
+        """Blocks of closed sessions, kept until somebody needs the room or begins with the same text."""
+
+    def fits(self, tokens: int) -> bool:
+        """True when one more text of so many tokens has room."""
+
+    def limit(self, tokens: int) -> None:
+        """Set how many tokens there is room for, in all; from now on the blocks of closed sessions are kept."""
+
+
 class Backend(Protocol):
     """Runs a model. The toy backend is its living definition."""
 
@@ -79,11 +114,24 @@ class Backend(Protocol):
     def info(self) -> BackendInfo:
         """What this backend can do and where it runs."""
 
+    @property
+    def memory(self) -> Memory:
+        """Where the keys and values of all sessions lie."""
+
     def open(self, tokens: Sequence[int]) -> Session:
         """A session with these tokens committed; nothing is scored."""
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
+    def start(self, tokens: Sequence[int], tenant: str = "") -> Session:
+        """A session meant for these tokens, with those committed whose blocks memory still knows of this tenant.
+
+        `length` says how many; the others are to be read as chunks.
+        """
+
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """One pass over all trees and chunks; row i of a result is node `since + i`. Commits the chunks alone.
+
+        Raises OutOfMemory, with nothing changed, where memory has no room for all of it.
+        """
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers from now on; 0 is the embedding, the last what the output head reads.

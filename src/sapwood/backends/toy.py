@@ -1,7 +1,8 @@
 """Exact tables over a tiny vocabulary: the living definition of the waist.
 
 The law after a context is a fixed pseudo-random vector, a function of the whole context, so a
-wrong mask, position or commit shows as a wrong law. Readable first, fast never.
+wrong mask, position or commit shows as a wrong law. Readable first, fast never. Its memory holds no
+keys and values, but counts blocks as if it did.
 """
 
 import functools
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
+from sapwood.blocks import Blocks, Table, reserve
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Scores, Work
+from sapwood.protocols import Chunk, Scores, Session, Work
 from sapwood.records import BackendInfo
 from sapwood.tree import ROOT, Tree
 
@@ -55,13 +57,14 @@ class ToyScores:
 
 @dataclass
 class ToySession:
-    """A list of tokens, and the last tree scored on it."""
+    """A list of tokens, the blocks they would lie in, and the last tree scored on it."""
 
     tokens: list[int]
     model: "Toy"
+    table: Table
     tree: Tree | None = None
     closed: bool = False
-    fresh: bool = True  # nothing was committed yet
+    unread: int = 0  # tokens at the beginning of which nothing is known but that they were committed
 
     @property
     def length(self) -> int:
@@ -70,33 +73,41 @@ class ToySession:
 
     def reading(self, last: int) -> Scores | None:
         """The law after each of the last tokens."""
-        ends = range(max(self.length - last, 0), self.length)
-        if not self.fresh or not ends:
-            return None
-        return self.model.scores([tuple(self.tokens[: end + 1]) for end in ends])
+        ends = range(max(self.length - last, self.unread), self.length)
+        return self.model.scores([tuple(self.tokens[: end + 1]) for end in ends]) if ends else None
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Commit tokens, and give the blocks of the tree back."""
+        self.tokens += tokens
+        self.table.commit(tokens)
+        self.table.cut(self.length)
+        self.tree = None
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the tokens on this path of the last scored tree."""
         tree = self.tree
         if tree is None or path[0] != ROOT or any(tree.parents[b] != a for a, b in itertools.pairwise(path)):
             raise ValueError(f"{list(path)} is not a path from the root of the last scored tree")
-        self.tokens += tree.tokens[list(path)].tolist()
-        self.tree, self.fresh = None, False
+        self.add(tree.tokens[list(path)].tolist())
+        self.unread = self.length
 
     def rewind(self, length: int) -> None:
         """Forget the tail."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot rewind to {length}: the session holds {self.length} tokens")
         del self.tokens[length:]
-        self.tree = None
+        self.table.cut(length)
+        self.tree, self.unread = None, length
 
     def fork(self) -> "ToySession":
         """An independent copy."""
-        return ToySession(list(self.tokens), self.model, fresh=False)
+        table, _ = self.table.fork(self.length)
+        return ToySession(list(self.tokens), self.model, table, unread=self.unread)
 
     def close(self) -> None:
-        """Nothing is held; only marked, so that use after close is an error."""
+        """Give the blocks back."""
         self.closed = True
+        self.table.close()
 
 
 @dataclass
@@ -107,6 +118,7 @@ class Toy:
     vocab: int = 3
     context: int = 4096
     passes: int = field(default=0, compare=False)
+    memory: Blocks = field(default_factory=Blocks, compare=False, repr=False)
 
     @property
     def info(self) -> BackendInfo:
@@ -115,25 +127,53 @@ class Toy:
 
     def open(self, tokens: Sequence[int]) -> ToySession:
         """A session with these tokens committed."""
-        return ToySession(list(tokens), self)
+        session = self.start(tokens)
+        self._read([Chunk(session, tokens[session.length :])])
+        return session
+
+    def start(self, tokens: Sequence[int], tenant: str = "") -> ToySession:
+        """A session with those of these tokens committed that memory still knows."""
+        table = Table(self.memory, tenant)
+        return ToySession(list(tokens[: table.find(tokens)]), self, table)
 
     def watch(self, layers: Sequence[int]) -> None:
         """A table has no layers."""
         raise SapwoodError("the toy backend has no hidden states")
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """The law after each node's own path, from `since` on."""
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """The law after each node's own path, from `since` on; the chunks are committed."""
+        trees = [own(job.session) for job in work]
+        texts = [own(chunk.session) for chunk in chunks]
+        if len({id(session) for session in (*trees, *texts)}) < len(work) + len(chunks):
+            raise ValueError("one pass scores one tree, or reads one chunk, per session")
+        if any(session.length + len(chunk.tokens) > self.context for session, chunk in zip(texts, chunks, strict=True)):
+            raise SapwoodError(f"a text of more than {self.context} tokens does not fit the toy's context")
+        tails = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
+        both = zip((*trees, *texts), tails, strict=True)
+        reserve([(session.table, session.length, session.length + tail) for session, tail in both])
         self.passes += 1
+        self._read(chunks)
         return [self._score(item) for item in work]
 
+    def _read(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            session = own(chunk.session)
+            reserve([(session.table, session.length, session.length + len(chunk.tokens))])
+            session.add(chunk.tokens)
+
     def _score(self, work: Work) -> ToyScores:
-        session, tree = work.session, work.tree
-        assert isinstance(session, ToySession)
-        if session.closed:
-            raise ValueError("the session is closed")
+        session, tree = own(work.session), work.tree
         session.tree = tree
         return self.scores([(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))])
 
     def scores(self, contexts: Sequence[tuple[int, ...]]) -> ToyScores:
         """Look up the law after each context."""
         return ToyScores(np.log([law_after(self.salt, self.vocab, context) for context in contexts]))
+
+
+def own(session: Session) -> ToySession:
+    """A session of the toy that is still open."""
+    assert isinstance(session, ToySession)
+    if session.closed:
+        raise ValueError("the session is closed")
+    return session

@@ -10,6 +10,7 @@ from sapwood.backends.llamacpp.weights import Weights
 from sapwood.backends.torch.find import AUTO, BUILT_IN, MOST_THREADS, built_in_file
 from sapwood.backends.torch.gguf import Progress
 from sapwood.errors import SapwoodError
+from sapwood.gguf_header import read_header
 
 GPU = ("cuda", "gpu")
 
@@ -26,6 +27,7 @@ def load(
     path = find_file(model)
     check(model, dtype, threads)
     gpu = wants_gpu(device)
+    read_header(path)  # llama.cpp takes a file's word for its sizes
     progress(f"loading {model}")
     weights = Weights(path, gpu=gpu)
     weights.check(model)

@@ -10,7 +10,7 @@ and everything moves to a new one, in order.
 import ctypes
 import heapq
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from sapwood.arrays import BoolArray, FloatArray, IntArray
 from sapwood.backends.llamacpp.weights import Weights
-from sapwood.errors import SapwoodError
+from sapwood.errors import OutOfMemory, SapwoodError
 
 ROWS = 512  # most tokens of one decode; more go in several
 CELLS = 4096  # of the first context
@@ -50,6 +50,38 @@ class Memory:
         self.sessions: dict[int, int] = {}  # first sequence of each open session -> cells that it needs, about
         self._cells = CELLS
         self._context = self._new_context()
+        self._most: int | None = None  # cells that sessions may need in all
+
+    # -------------------------------------------------------------------------------- how much there is
+    block = 1  # tokens of a cell; nothing is kept of closed sessions
+    cached = 0
+
+    @property
+    def blocks(self) -> int | None:
+        """Most cells that sessions may need; None where nothing limits them."""
+        return self._most
+
+    @property
+    def used(self) -> int:
+        """Cells that open sessions need; those that forks share are counted for each."""
+        return sum(self.sessions.values())
+
+    def fits(self, tokens: int) -> bool:
+        """True when one more text of so many tokens has room."""
+        return self._most is None or self.used + tokens <= self._most
+
+    def limit(self, tokens: int) -> None:
+        """Set how many cells sessions may need in all."""
+        self._most = tokens
+
+    def check(self, wanted: Mapping[int, int]) -> None:
+        """Refuse a pass after which sessions, named by their first sequence, would need so many cells."""
+        need = sum({**self.sessions, **wanted}.values())
+        if self._most is not None and need > self._most:
+            raise OutOfMemory(
+                f"a pass that needs {need} cells does not fit memory's {self._most}; "
+                "wait until a text is closed, or give memory more tokens"
+            )
 
     def _new_context(self) -> Any:
         llama, params = self._llama, self._llama.llama_context_default_params()

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sapwood.arrays import IntArray
 from sapwood.backends.llamacpp.memory import ROWS, Memory, Rows
 from sapwood.backends.llamacpp.scores import HostScores
 from sapwood.backends.llamacpp.session import LlamaSession
 from sapwood.backends.llamacpp.weights import Weights
-from sapwood.errors import SapwoodError
-from sapwood.protocols import Scores, Work
+from sapwood.errors import OutOfMemory, SapwoodError
+from sapwood.protocols import Chunk, Scores, Work
 from sapwood.records import BackendInfo
 
 NODES = 128  # of one tree: so many leaves at most, and the library tells 256 sequences apart
@@ -39,28 +40,29 @@ class LlamaBackend:
 
     def open(self, tokens: Sequence[int]) -> LlamaSession:
         """A session with these tokens committed; nothing is scored but the end of the text, for `reading`."""
+        session = self.start(tokens)
+        try:
+            while rest := tokens[session.length : session.length + ROWS]:
+                self.score((), [Chunk(session, rest)])
+        except OutOfMemory:
+            session.close()
+            raise
+        return session
+
+    def start(self, tokens: Sequence[int], tenant: str = "") -> LlamaSession:
+        """An empty session meant for these tokens: nothing is kept of closed ones."""
         count, context = len(tokens), self.info.context
         if count > context:
             raise SapwoodError(f"a text of {count} tokens does not fit the model's context of {context}")
-        session = LlamaSession(self.memory)
-        text, kept = np.asarray(tokens, np.int64), []
-        for start in range(0, count, ROWS):
-            piece = text[start : start + ROWS]
-            rows = session.extend(piece)
-            kept.append(self.memory.decode(rows, min(max(READ - (count - start - len(piece)), 0), len(piece))))
-            session.advance(len(piece))
-        if kept:
-            session.read = HostScores(np.concatenate(kept))
-        return session
+        return LlamaSession(self.memory, meant=count)
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """The chunks one after the other, then one pass over all trees; row i of a result is node `since + i`."""
+        chunks = [chunk for chunk in chunks if len(chunk.tokens)]
+        self._check(work, chunks)
+        for chunk in chunks:
+            self._read(self._own(chunk), np.asarray(chunk.tokens, np.int64))
         sessions = [self._own(job) for job in work]
-        if len({id(session) for session in sessions}) < len(sessions):
-            raise ValueError("one pass scores one tree per session")
-        for session, job in zip(sessions, work, strict=True):
-            session.check(job.tree, job.since)
-            self._check_room(session.length + job.tree.height + 1)
         if not work:
             return []
         try:
@@ -76,11 +78,34 @@ class LlamaBackend:
             HostScores(part, session.ranks(job.since)) for part, session, job in zip(parts, sessions, work, strict=True)
         ]
 
+    def _check(self, work: Sequence[Work], chunks: Sequence[Chunk]) -> None:
+        """Refuse what cannot be run before anything is changed."""
+        wanted: dict[int, int] = {}  # name of a session -> cells it will need
+        for job in work:
+            session = self._own(job)
+            session.check(job.tree, job.since)
+            self._check_room(session.length + job.tree.height + 1)
+            wanted[session.name] = session.length + len(job.tree)
+        for chunk in chunks:
+            session = self._own(chunk)
+            session.check_open()
+            self._check_room(session.length + len(chunk.tokens))
+            wanted[session.name] = session.length + len(chunk.tokens)
+        if len(wanted) < len(work) + len(chunks):
+            raise ValueError("one pass scores one tree per session, or reads one chunk")
+        self.memory.check(wanted)
+
+    def _read(self, session: LlamaSession, tokens: IntArray) -> None:
+        """Commit a piece of a prompt; of the last rows of the text that was meant, logits are kept."""
+        after = session.meant - session.length - len(tokens)  # tokens of the text that are still to come
+        rows = session.extend(tokens)
+        session.learn(self.memory.decode(rows, min(max(READ - max(after, 0), 0), len(tokens))), len(tokens))
+
     def watch(self, layers: Sequence[int]) -> None:
         """The library shows no layer's input."""
         raise SapwoodError("the llama.cpp backend has no hidden states; use the torch backend")
 
-    def _own(self, job: Work) -> LlamaSession:
+    def _own(self, job: Work | Chunk) -> LlamaSession:
         session = job.session
         if not isinstance(session, LlamaSession) or session.memory is not self.memory:
             raise TypeError("a session is scored by the backend that opened it")

@@ -24,6 +24,10 @@ class HostScores:
         """The last rows."""
         return HostScores(self._rows, self._order[-last:])
 
+    def then(self, rows: FloatArray) -> "HostScores":
+        """These rows and further ones."""
+        return HostScores(np.concatenate((self._rows[self._order], rows)))
+
     def argmax(self) -> IntArray:
         """Best next token of each row, [n]; the lowest id wins a tie."""
         if self._best is None:

@@ -5,22 +5,23 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sapwood.arrays import IntArray
+from sapwood.arrays import FloatArray, IntArray
 from sapwood.backends.llamacpp.lanes import COMMITTED, branches, by_branch
 from sapwood.backends.llamacpp.memory import Memory, Rows
 from sapwood.backends.llamacpp.scores import HostScores
 from sapwood.protocols import Scores
 from sapwood.tree import Tree, check_path
 
+NOBODY = -1  # no sequence: the name of a session that is still to come
 KEPT = 64  # sequences that a session keeps for its next tree: sharing the text with new ones takes time
 
 
 class LlamaSession:
     """Cells of one request, with the nodes that were scored since the last commit."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-        self.read: HostScores | None = None  # the end of the first text, until something is committed
+    def __init__(self, memory: Memory, meant: int = 0) -> None:
+        self.memory, self.meant = memory, meant  # tokens of the text it was opened for
+        self.read: HostScores | None = None  # the end of the first text, until a path is committed
         self._length = 0
         self._trunk = memory.take()  # holds the committed text, and the first branch of a tree
         self._held: dict[int, int] = {}  # further sequences -> committed tokens that each holds
@@ -45,13 +46,18 @@ class LlamaSession:
         """Committed tokens."""
         return self._length
 
+    @property
+    def name(self) -> int:
+        """The session's first sequence, by which memory knows it."""
+        return self._trunk
+
     def check_open(self) -> None:
         """Refuse a closed session."""
         if not self._release.alive:
             raise ValueError("this session is closed; open a new one")
 
     def reading(self, last: int) -> Scores | None:
-        """Scores of the last tokens the session was opened with, as far as they were kept; None after a commit."""
+        """Scores of the last tokens that were read, as far as they were kept; None after a commit."""
         return self.read.tail(last) if self.read is not None and last > 0 else None
 
     # ---------------------------------------------------------------------------------- a tree
@@ -145,14 +151,24 @@ class LlamaSession:
 
     # ------------------------------------------------------------------------------- the text
     def extend(self, tokens: IntArray) -> Rows:
-        """The rows of a piece of prompt; `advance` commits them."""
+        """The rows of a piece of prompt; `learn` commits them."""
+        if len(self._tokens):
+            self.drop()
         self.memory.sessions[self._trunk] = self._length + len(tokens)
         positions = self._length + np.arange(len(tokens))
         return Rows(tokens, positions, [[self._trunk]] * len(tokens))
 
+    def learn(self, logits: FloatArray, count: int) -> None:
+        """Commit a piece of prompt that was run, and keep the logits of its last rows."""
+        known = self.read if len(logits) == count else None  # rows in between were not kept
+        self.advance(count)
+        if len(logits):
+            self.read = HostScores(logits) if known is None else known.then(logits)
+
     def advance(self, count: int) -> None:
         """Count so many more tokens as committed."""
         self._length += count
+        self.memory.sessions[self._trunk] = self._length
         self.read = None
         self._forget()
 
@@ -194,9 +210,11 @@ class LlamaSession:
     def fork(self) -> "LlamaSession":
         """An independent session with the same committed text, in the same cells."""
         self.check_open()
-        other = LlamaSession(self.memory)
+        self.memory.check({NOBODY: self._length})
+        other = LlamaSession(self.memory, self.meant)
         self.memory.share(self._trunk, other._trunk, 0, self._length)
         other._length = self.memory.sessions[other._trunk] = self._length
+        other.read = self.read
         return other
 
     def close(self) -> None:

@@ -18,6 +18,25 @@ class Encoding:
     ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A token that is no text."""
+
+    content: str
+    special: bool = True
+
+
+class Literal:
+    """The tokenizer of a text in which the names of special tokens are only words."""
+
+    def __init__(self, tokenizer: "GgufTokenizer") -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
+        """Tokens of a text."""
+        return self._tokenizer.encode(text, add_special_tokens, special=False)
+
+
 class GgufTokenizer:
     """Text to tokens and back, by llama.cpp."""
 
@@ -25,12 +44,13 @@ class GgufTokenizer:
         self._weights, self._llama, self._vocabulary = weights, weights.llama, weights.vocabulary
         self.piece = lru_cache(maxsize=None)(self._piece)  # at most the vocabulary, twice
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
-        """Tokens of a text; names of special tokens in it are read as these."""
+    def encode(self, text: str, add_special_tokens: bool = True, *, special: bool = True) -> Encoding:
+        """Tokens of a text; names of special tokens in it are read as these, or as text."""
         data = text.encode()
         room = len(data) + 16  # no token is shorter than a byte; a few mark beginning and end
         buffer = (self._llama.llama_token * room)()
-        count = self._llama.llama_tokenize(self._vocabulary, data, len(data), buffer, room, add_special_tokens, True)
+        marks = add_special_tokens, special
+        count = self._llama.llama_tokenize(self._vocabulary, data, len(data), buffer, room, *marks)
         if count < 0:
             raise SapwoodError(f"llama.cpp could not read a text of {len(data)} bytes as tokens; shorten it")
         return Encoding(list(buffer[:count]))
@@ -48,6 +68,17 @@ class GgufTokenizer:
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
+
+    def get_added_tokens_decoder(self) -> dict[int, Special]:
+        """The special tokens by number."""
+        is_control = self._llama.llama_vocab_is_control
+        found = [token for token in range(self._weights.vocab) if is_control(self._vocabulary, token)]
+        return {token: Special(self.piece(token, True).decode("utf-8", "replace")) for token in found}
+
+    @property
+    def literal(self) -> Literal:
+        """The same tokenizer, to which a special token's name is text."""
+        return Literal(self)
 
     def get_vocab_size(self) -> int:
         """Tokens in the vocabulary."""

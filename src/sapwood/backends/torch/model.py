@@ -4,23 +4,21 @@ A network runs the rows of a pass, one of several that a model may have; session
 is asked about them are the same for all.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from sapwood.arrays import IntArray
-from sapwood.backends.torch.cache import Slots
-from sapwood.backends.torch.mask import Block
-from sapwood.backends.torch.network import Divisible, Kept, Network, Rows
+from sapwood.backends.torch.network import Divisible, Mixing, Network, Rows
+from sapwood.backends.torch.pool import Pool, reserve_all
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.backends.torch.session import Entered, Reading, TorchSession
 from sapwood.backends.torch.stock import Stock
 from sapwood.backends.torch.support import context_of
-from sapwood.errors import SapwoodError
-from sapwood.protocols import Scores, Work
+from sapwood.errors import OutOfMemory, SapwoodError
+from sapwood.protocols import Chunk, Memory, Scores, Work
 from sapwood.records import BackendInfo
 
 if TYPE_CHECKING:
@@ -35,6 +33,8 @@ class TorchBackend:
     def __init__(self, model: Any, name: str = "", network: Network | None = None) -> None:
         self.model = model.eval()
         self.network = network or Stock(model)
+        self._mixing = self.network if isinstance(self.network, Mixing) else None
+        self.pool = Pool(self.network.layout)
         self._watched: set[int] = set()  # layers whose inputs each pass keeps
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -42,6 +42,11 @@ class TorchBackend:
             # cuDNN prepares each new number of keys anew: measured 65 ms a pass against 25 without it
             torch.backends.cuda.enable_cudnn_sdp(False)
         self.info = self._describe(name or type(model).__name__)
+
+    @property
+    def memory(self) -> Memory:
+        """Where the keys and values of all sessions lie."""
+        return self.pool.memory
 
     def _describe(self, name: str) -> BackendInfo:
         config = self.model.config.get_text_config()
@@ -57,60 +62,108 @@ class TorchBackend:
         )
 
     # ------------------------------------------------------------------------------- the waist
-    @torch.inference_mode()
     def open(self, tokens: Sequence[int]) -> TorchSession:
         """A session with these tokens committed; nothing is scored."""
-        if len(tokens) > self.info.context:
-            raise SapwoodError(
-                f"a text of {len(tokens)} tokens does not fit the model's context of {self.info.context}"
-            )
-        session = self._session(len(tokens))
-        parts = [
-            self._prefill(session, np.asarray(tokens[start : start + CHUNK], np.int64))
-            for start in range(0, len(tokens), CHUNK)
-        ]
-        if parts:
-            hidden = {layer: torch.cat([kept[layer] for _, kept in parts]) for layer in parts[0][1]}
-            states = torch.cat([last for last, _ in parts])
-            session.read = Reading(self.network.speak, states, hidden)
+        session = self.start(tokens)
+        try:
+            while rest := tokens[session.length : session.length + CHUNK]:
+                self.score((), [Chunk(session, rest)])
+        except OutOfMemory:
+            session.close()
+            raise
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # so that the prompt's time is not booked on the first round
         return session
 
-    def _session(self, tokens: int) -> TorchSession:
-        """An empty session with room for so many tokens."""
-        return TorchSession(Slots(self.network.layout, tokens))
+    @torch.inference_mode()
+    def start(self, tokens: Sequence[int], tenant: str = "") -> TorchSession:
+        """A session meant for these tokens, with those committed that memory still knows of this tenant."""
+        if len(tokens) > self.info.context:
+            raise SapwoodError(
+                f"a text of {len(tokens)} tokens does not fit the model's context of {self.info.context}"
+            )
+        return self._session(tokens, tenant)
+
+    def _session(self, tokens: Sequence[int], tenant: str) -> TorchSession:
+        """A session for these tokens that holds what is known of them."""
+        slots = self.pool.start(tokens, tenant)
+        session = TorchSession(slots, slots.found)
+        if session.length:
+            session.read = Reading(self.network.speak, [slots.states()])
+        return session
 
     @torch.inference_mode()
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass over all trees; row i of a result is node `since + i`. Commits nothing.
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """One pass over all trees and chunks; row i of a result is node `since + i`. Commits the chunks alone.
 
         A tree cut from one that has entered is run through the other layers alone.
         """
-        self._sessions(work)
+        chunks = [chunk for chunk in chunks if len(chunk.tokens)]
+        self._prepare(work, chunks)
+        if self._mixing is None:
+            for chunk in chunks:
+                self._read(chunk)
+            chunks = ()
         resumed = [self._resume(job) for job in work]
-        fresh = iter(self._pass([job for job, found in zip(work, resumed, strict=True) if found is None]))
+        fresh = iter(self._pass([job for job, found in zip(work, resumed, strict=True) if found is None], chunks))
         return [next(fresh) if found is None else found for found in resumed]
 
-    def _pass(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass over whole trees."""
-        if not work:
+    def _prepare(self, work: Sequence[Work], chunks: Sequence[Chunk]) -> None:
+        """Refuse what cannot be run, and have memory for the rest, before anything is changed."""
+        trees, texts = self._sessions(work), self._sessions(chunks)
+        check_apart([*trees, *texts])
+        for session, job in zip(trees, work, strict=True):
+            session.check(job.tree, job.since)
+            self._check_room(session.length + job.tree.height + 1)
+        for session, chunk in zip(texts, chunks, strict=True):
+            self._check_room(session.length + len(chunk.tokens))
+        reserve_all(
+            [session.place(len(job.tree), job.since) for session, job in zip(trees, work, strict=True)]
+            + [session.place(len(chunk.tokens)) for session, chunk in zip(texts, chunks, strict=True)]
+        )
+
+    def _read(self, chunk: Chunk) -> None:
+        """Commit a piece of a prompt by a pass of its own."""
+        session = self._own(chunk)
+        block, span = session.extend(len(chunk.tokens))
+        states, kept = self.network.read(Rows(np.asarray(chunk.tokens, np.int64), [block], [span]), self._watched)
+        session.learn(chunk.tokens, {**kept, self.layers: states}, self.network.speak)
+
+    def _pass(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """One pass over whole trees and, where the network can have them in company, chunks."""
+        if not work and not chunks:
             return []
-        sessions = self._sessions(work)
-        begun = [session.begin(job.tree, job.since) for session, job in zip(sessions, work, strict=True)]
-        blocks, spans = [block for block, _ in begun], [span for _, span in begun]
-        tokens = np.concatenate([job.tree.tokens[job.since :] for job in work])
-        self._check_room(blocks)
-        logits, hidden = self.network.score(Rows(tokens, blocks, spans), self._watched)
-        for session, job in zip(sessions, work, strict=True):
-            session.scored(job.tree)
-        return _split(logits, hidden, blocks)
+        trees, texts = self._sessions(work), self._sessions(chunks)
+        begun = [session.begin(job.tree, job.since) for session, job in zip(trees, work, strict=True)]
+        begun += [session.extend(len(chunk.tokens)) for session, chunk in zip(texts, chunks, strict=True)]
+        tokens = [job.tree.tokens[job.since :] for job in work]
+        tokens += [np.asarray(chunk.tokens, np.int64) for chunk in chunks]
+        rows = Rows(np.concatenate(tokens), [block for block, _ in begun], [span for _, span in begun])
+        spoken = sum(block.rows for block in rows.blocks[: len(work)])
+        if self._mixing is not None:
+            logits, hidden = self._mixing.mix(rows, self._kept(chunks), spoken)
+        else:
+            logits, hidden = self.network.score(rows, self._kept())
+        ends = np.cumsum([block.rows for block in rows.blocks]).tolist()
+        spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        states = [{layer: found[span] for layer, found in hidden.items()} for span in spans]
+        for session, job, own in zip(trees, work, states, strict=False):
+            session.scored(job.tree, own)
+        for session, chunk, own in zip(texts, chunks, states[len(work) :], strict=True):
+            session.learn(chunk.tokens, own, self.network.speak)
+        return [TorchScores(logits[span], own) for span, own, _ in zip(spans, states, work, strict=False)]
+
+    def _kept(self, chunks: Sequence[Chunk] = ()) -> set[int]:
+        """Layers whose inputs a pass keeps: what the head reads too where the text may be asked about later."""
+        return self._watched | ({self.layers} if chunks or self.pool.memory.keeps else set())
 
     def watch(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers from now on; the last layer's number plus one is what the head reads."""
         unknown = [layer for layer in layers if not 0 <= layer <= self.layers]
         if unknown:
             raise SapwoodError(f"{self.info.model} has {self.layers} layers; it cannot show the inputs of {unknown}")
+        if not self._kept().issuperset(layers):
+            self.pool.memory.forget()  # what is kept of earlier texts lacks these layers
         self._watched.update(layers)
 
     # ------------------------------------------------------------------------- the model in part
@@ -132,9 +185,10 @@ class TorchBackend:
         was cut from the same tree and holds no other nodes: the same answer, for less.
         """
         session = self._own(work)
+        session.check(work.tree, 0)
+        self._check_room(session.length + work.tree.height + 1)
         block, span = session.begin(work.tree, 0)
-        self._check_room([block])
-        states, kept = self._divisible.enter(Rows(work.tree.tokens, [block], [span]), self._watched, layer)
+        states, kept = self._divisible.enter(Rows(work.tree.tokens, [block], [span]), self._kept(), layer)
         session.entered = Entered(work.tree, layer, states, kept)
         return states
 
@@ -148,9 +202,10 @@ class TorchBackend:
         session.slots.move((session.length + nodes).tolist(), session.length)
         block, span = session.begin(job.tree, 0)
         rows, index = Rows(job.tree.tokens, [block], [span]), torch.from_numpy(nodes).to(self.device)
-        logits, late = self._divisible.resume(rows, self._watched, entered.layer, entered.states[index])
-        session.scored(job.tree)
-        return TorchScores(logits, {**{layer: states[index] for layer, states in entered.kept.items()}, **late})
+        logits, late = self._divisible.resume(rows, self._kept(), entered.layer, entered.states[index])
+        hidden = {**{layer: states[index] for layer, states in entered.kept.items()}, **late}
+        session.scored(job.tree, hidden)
+        return TorchScores(logits, hidden)
 
     @torch.inference_mode()
     def speak(self, states: Any) -> Scores:
@@ -182,35 +237,22 @@ class TorchBackend:
 
         return Grower(head, embedding)
 
-    def _sessions(self, work: Sequence[Work]) -> list[TorchSession]:
-        """The sessions of a pass, each of them ours and there once."""
-        sessions = [self._own(job) for job in work]
-        if len({id(session) for session in sessions}) < len(sessions):
-            raise ValueError("one pass scores one tree per session")
-        return sessions
+    def _sessions(self, work: Sequence[Work] | Sequence[Chunk]) -> list[TorchSession]:
+        """The sessions of a pass, each of them ours."""
+        return [self._own(job) for job in work]
 
-    def _own(self, job: Work) -> TorchSession:
+    def _own(self, job: Work | Chunk) -> TorchSession:
         session = job.session
         if not isinstance(session, TorchSession) or session.slots.layout is not self.network.layout:
             raise TypeError("a session is scored by the backend that opened it")
         return session
 
-    # --------------------------------------------------------------------------------- a pass
-    def _prefill(self, session: TorchSession, tokens: IntArray) -> tuple[torch.Tensor, Kept]:
-        """Commit a piece of a prompt; its last states [rows, width] and those of watched layers."""
-        rows = np.arange(len(tokens))
-        block, span = Block(session.length, rows - 1, rows), session.extend(len(tokens))
-        found = self.network.read(Rows(tokens, [block], [span]), self._watched)
-        session.advance(len(tokens))
-        return found
-
-    def _check_room(self, blocks: Sequence[Block]) -> None:
-        need = max(int(block.positions.max()) + 1 for block in blocks)
+    def _check_room(self, need: int) -> None:
         if need > self.info.context:
             raise SapwoodError(f"a tree that ends at token {need} does not fit the context of {self.info.context}")
 
 
-def _split(logits: torch.Tensor, hidden: Mapping[int, torch.Tensor], blocks: Sequence[Block]) -> list[Scores]:
-    ends = np.cumsum([block.rows for block in blocks]).tolist()
-    spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    return [TorchScores(logits[span], {layer: states[span] for layer, states in hidden.items()}) for span in spans]
+def check_apart(sessions: Sequence[TorchSession]) -> None:
+    """Refuse a session that is twice in a pass."""
+    if len({id(session) for session in sessions}) < len(sessions):
+        raise ValueError("one pass scores one tree per session, or reads one chunk")

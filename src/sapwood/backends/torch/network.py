@@ -51,6 +51,14 @@ class Network(Protocol):
 
 
 @runtime_checkable
+class Mixing(Network, Protocol):
+    """A network whose rows cost the same in any company, so that pieces of prompts may join trees."""
+
+    def mix(self, rows: Rows, watched: Collection[int], spoken: int) -> tuple[Tensor, Kept]:
+        """Run a pass; logits of the first rows, [spoken, vocab], and the inputs of watched layers."""
+
+
+@runtime_checkable
 class Divisible(Network, Protocol):
     """A network that can be run in part: some of its layers, some of its sublayers, fewer bits.
 

@@ -14,8 +14,9 @@ import torch
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.model import TorchBackend
+from sapwood.blocks import Blocks
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Scores, Work
+from sapwood.protocols import Chunk, Scores, Work
 from sapwood.tree import ROOT, Tree
 
 OFF = -1  # the answer, and the position, of a row that is not on the text
@@ -161,7 +162,7 @@ class Replay:
     def __init__(self, target: TorchBackend, known: Sequence[Known]) -> None:
         self.model, self.device, self.dtype = target.model, target.device, target.dtype  # for what heads borrow
         self.info = dataclasses.replace(target.info, name="replay")
-        self.known = known
+        self.known, self.memory = known, Blocks()  # nothing lies in it
         self._opened: dict[tuple[int, ...], Known] = {}  # all but the last token of a prompt -> its text
         for text in known:
             key = tuple(text.tokens[: text.prompt - 1].tolist())
@@ -176,8 +177,14 @@ class Replay:
             raise SapwoodError(f"a prompt of {len(tokens) + 1} tokens was not recorded; give it to `record` first")
         return ReplaySession(known, len(tokens))
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """Look the rows of all trees up; commits nothing."""
+    def start(self, tokens: Sequence[int], tenant: str = "") -> ReplaySession:
+        """The same: all of a prompt is known."""
+        return self.open(tokens)
+
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """Look the rows of all trees up; there is nothing left to read, and nothing is committed."""
+        if chunks:
+            raise SapwoodError("a replay knows its prompts whole; it reads no chunks")
         found: list[Scores] = []
         for job in work:
             if not isinstance(job.session, ReplaySession):

@@ -7,7 +7,7 @@ few keys copies those it sees, once each.
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.network import Divisible, Network
 from sapwood.backends.torch.session import TorchSession
 from sapwood.backends.torch.stock import Stock
-from sapwood.protocols import Scores, Session, Work
+from sapwood.protocols import Chunk, Scores, Session, Work
 from sapwood.tree import Tree
 
 SLACK = 4  # a window grows by 1 / SLACK before it is copied anew
@@ -46,11 +46,11 @@ class Variant(TorchBackend):
             return None
         return Window(session, slots, self.sinks, self.recent) if self.recent else Lens(session, slots)
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass over all trees; a draft that another one has overwritten is written again from its root."""
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """One pass over all of it; a draft that another one has overwritten is written again from its root."""
         lost = [job.since if isinstance(job.session, Lens) and job.session.lost else 0 for job in work]
         jobs = [Work(job.session, job.tree) if since else job for job, since in zip(work, lost, strict=True)]
-        found: list[Any] = super().score(jobs)
+        found: list[Any] = super().score(jobs, chunks)
         return [scores.after(since) if since else scores for scores, since in zip(found, lost, strict=True)]
 
 
@@ -58,7 +58,7 @@ def shown(slots: Slots, layout: Layout) -> Slots | None:
     """A session's slots as a network of this layout wants them; None where it keeps something else in them."""
     if slots.layout is layout:
         return slots
-    return Seated(slots, layout) if hasattr(slots, "pool") and len(layout.shapes) == 1 else None
+    return Seated(slots, layout) if slots.seated and len(layout.shapes) == 1 else None
 
 
 class Seated(Slots):
@@ -94,6 +94,10 @@ class Lens(TorchSession):
         """True where somebody else wrote over the draft."""
         return self.slots.writer is not self
 
+    def place(self, rows: int, since: int = 0) -> tuple[Slots, int, int]:
+        """Where a draft of so many rows is written, after what the target has committed."""
+        return self.slots, self.length + since, self.length + rows
+
     def begin(self, tree: Tree, since: int) -> tuple[Block, Span]:
         """Make room for the rows of a draft after what the target has committed."""
         self.base._tidy()
@@ -108,9 +112,13 @@ class Lens(TorchSession):
         """Refuse: the text is the target's."""
         raise ValueError("a variant drafts on the target's text and cannot rewind it")
 
-    def fork(self) -> TorchSession:
+    def fork(self) -> Self:
         """Refuse: the text is the target's."""
         raise ValueError("a variant drafts on the target's text; fork the target's session")
+
+    def close(self) -> None:
+        """Leave the target's session as it is."""
+        self._slots = None
 
 
 class Window(Lens):
@@ -120,6 +128,10 @@ class Window(Lens):
         self.sinks, self.recent, self.source = sinks, recent, slots
         super().__init__(base, Slots(slots.layout, sinks + recent + recent // SLACK))
         self.copied = 0  # tokens of the text up to which keys are here
+
+    def place(self, rows: int, since: int = 0) -> tuple[Slots, int, int]:
+        """Nothing that could be full: the slots are its own, and grow when the draft begins."""
+        return self.slots, 0, 0
 
     def begin(self, tree: Tree, since: int) -> tuple[Block, Span]:
         """Make room for the rows of a draft after the keys that are seen."""

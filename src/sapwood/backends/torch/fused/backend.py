@@ -17,11 +17,11 @@ from sapwood.backends.torch.fused.pool import Seat
 from sapwood.backends.torch.fused.session import FusedSession
 from sapwood.backends.torch.fused.tree import DeviceTree, aboard
 from sapwood.backends.torch.llama import Llama, describe
-from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.model import TorchBackend, check_apart
 from sapwood.backends.torch.network import Rows
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Scores, Work
+from sapwood.protocols import Chunk, Memory, Scores, Work
 from sapwood.tree import ROOT, Tree
 
 STALE = "these scores are of a text that has moved on, and a pass has taken their place; read them before the next pass"
@@ -104,17 +104,27 @@ class FusedBackend(TorchBackend):
         """The same tree on the device, as if it had been grown there: what its pass costs is then all that is timed."""
         return aboard(tree, self.device)
 
-    def _session(self, tokens: int) -> FusedSession:
-        """An empty session in a seat of the pool; a prompt's passes take the place of the last one's scores."""
-        self._leave()
-        return FusedSession(Seat(self.fused.pool, self.fused.layout, tokens))
+    @property
+    def memory(self) -> Memory:
+        """The pool: a text takes a whole seat."""
+        return self.fused.pool
+
+    def _session(self, tokens: Sequence[int], tenant: str) -> FusedSession:
+        """An empty session in a seat of the pool: nothing is kept of closed ones."""
+        return FusedSession(Seat(self.fused.pool, self.fused.layout, len(tokens)))
 
     @torch.inference_mode()
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass over all trees; row i of a result is node `since + i`. Commits nothing."""
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """The chunks one after the other, then one pass over all trees; row i of a result is node `since + i`."""
+        sessions: list[Any] = self._sessions(work)
+        chunks = [chunk for chunk in chunks if len(chunk.tokens)]
+        self._make_room(work, chunks)
+        if chunks:
+            self._leave()  # their passes take the place of the last one's scores
+        for chunk in chunks:
+            self._read(chunk)
         if not work:
             return []
-        sessions: list[Any] = self._sessions(work)
         answer = self._alone(sessions[0], work[0]) if len(work) == 1 else None
         network = self.fused if answer is not None else None  # its buffers hold the answer
         answer = answer or self._on_host(sessions, work)
@@ -123,6 +133,17 @@ class FusedBackend(TorchBackend):
         found = [FusedScores(answer, rows, session, network) for rows, session in zip(slices, sessions, strict=True)]
         self._lent = [weakref.ref(scores) for scores in found]
         return list(found)
+
+    def _make_room(self, work: Sequence[Work], chunks: Sequence[Chunk]) -> None:
+        """Refuse what has no room before anything is changed; what lies on the device is not looked at for this."""
+        jobs: list[Work | Chunk] = [*work, *chunks]
+        rows = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
+        sessions = [self._own(job) for job in jobs]
+        check_apart(sessions)
+        for chunk in chunks:
+            self._check_room(chunk.session.length + len(chunk.tokens))
+        stops = [session.place(count)[2] for session, count in zip(sessions, rows, strict=True)]
+        self.fused.pool.reserve(max(stops, default=0))
 
     def _alone(self, session: FusedSession, job: Work) -> Answer | None:
         """Run one whole tree of one session with few words from the host; None where it is not so simple."""
@@ -155,12 +176,12 @@ class FusedBackend(TorchBackend):
         """Run trees whose columns the host knows."""
         begun = [session.begin(job.tree, job.since) for session, job in zip(sessions, work, strict=True)]
         blocks, spans = [block for block, _ in begun], [span for _, span in begun]
-        self._check_room(blocks)
+        self._check_room(max(int(block.positions.max()) + 1 for block in blocks))
         self._leave()
         tokens = np.concatenate([job.tree.tokens[job.since :] for job in work])
         answer = self._answer(Rows(tokens, blocks, spans))
         for session, job in zip(sessions, work, strict=True):
-            session.scored(job.tree)
+            session.scored(job.tree, {})
         return answer
 
     def _answer(self, rows: Rows) -> Answer:
@@ -171,7 +192,7 @@ class FusedBackend(TorchBackend):
             return first
         return join([first.copy(), *(answer.copy() for answer in answers)])
 
-    def _own(self, job: Work) -> FusedSession:
+    def _own(self, job: Work | Chunk) -> FusedSession:
         session = super()._own(job)
         assert isinstance(session, FusedSession)
         return session

@@ -17,6 +17,7 @@ from torch import Tensor
 from sapwood.backends.torch.cache import Layout, Slots
 from sapwood.backends.torch.fused.launch import options
 from sapwood.backends.torch.fused.qkv import Heads
+from sapwood.errors import OutOfMemory
 
 CHUNK = 32  # slots that one launch moves
 
@@ -42,6 +43,7 @@ class Pool:
         self.kept = self._empty(1, slots)
         self.free = [0]
         self.age = 0  # how often the buffer has moved, which voids captured passes
+        self._most: int | None = None  # slots of all seats together
 
     def _empty(self, seats: int, slots: int) -> Tensor:
         # zeros: what is hidden from a row is still multiplied by nothing, and must be a number
@@ -57,6 +59,40 @@ class Pool:
         """Slots of each seat."""
         return self.kept.shape[2]
 
+    # -------------------------------------------------------------------------------- how much there is
+    cached = 0  # nothing is kept of closed sessions
+
+    @property
+    def block(self) -> int:
+        """Tokens of a seat, which a text takes whole."""
+        return self.slots
+
+    @property
+    def blocks(self) -> int | None:
+        """Most seats there may be; None where nothing limits them."""
+        return None if self._most is None else max(self._most // self.slots, self.seats)
+
+    @property
+    def used(self) -> int:
+        """Seats that are taken."""
+        return self.seats - len(self.free)
+
+    def fits(self, tokens: int) -> bool:
+        """True when one more text of so many tokens has room."""
+        slots = max(tokens, self.slots)
+        return self._most is None or (self.used + 1) * slots <= max(self._most, self.seats * self.slots)
+
+    def limit(self, tokens: int) -> None:
+        """Set how many slots there may be in all; what is there already stays."""
+        self._most = tokens
+
+    def _check(self, seats: int, slots: int) -> None:
+        if self._most is not None and seats * slots > self._most:
+            raise OutOfMemory(
+                f"{seats} seats of {slots} tokens do not fit memory's {self._most}; "
+                "wait until a text is closed, or give memory more tokens"
+            )
+
     def planes(self, layer: int) -> Tensor:
         """Keys and values of a layer, [2, seats, slots, kv heads, width]."""
         return self.kept[2 * layer : 2 * layer + 2]
@@ -64,7 +100,9 @@ class Pool:
     def take(self) -> int:
         """A free seat."""
         if not self.free:
-            self._grow(2 * self.seats, self.slots)
+            self._check(self.seats + 1, self.slots)
+            most = 2 * self.seats if self._most is None else self._most // self.slots
+            self._grow(min(2 * self.seats, most), self.slots)
         return self.free.pop()
 
     def release(self, seat: int) -> None:
@@ -74,7 +112,9 @@ class Pool:
     def reserve(self, slots: int) -> None:
         """Room for at least so many slots in every seat."""
         if slots > self.slots:
-            self._grow(self.seats, max(slots, 2 * self.slots))
+            self._check(self.seats, slots)
+            most = 2 * self.slots if self._most is None else self._most // self.seats
+            self._grow(self.seats, max(slots, min(2 * self.slots, most)))
 
     def _grow(self, seats: int, slots: int) -> None:
         old, self.kept = self.kept, self._empty(seats, slots)
@@ -101,11 +141,17 @@ class Pool:
 class Seat(Slots):
     """The slots of one session; they come back when nobody holds the seat."""
 
+    seated = True
+
     def __init__(self, pool: Pool, layout: Layout, used: int) -> None:
         self.pool, self.layout = pool, layout
         self.index = pool.take()
-        weakref.finalize(self, pool.release, self.index)
+        self._leave = weakref.finalize(self, pool.release, self.index)
         self.reserve(used, 0)
+
+    def release(self) -> None:
+        """Give the seat back."""
+        self._leave()
 
     @property
     def first(self) -> int:

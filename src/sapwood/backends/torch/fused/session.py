@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -33,13 +33,14 @@ class FusedSession(TorchSession):
         self._tidy()
         self._settle()
         self._tree = None
+        self.check(tree, since)
         return super().begin(tree, since)
 
     def start(self, tree: Tree) -> None:
         """Make room for a whole tree and take its columns as those in the tail."""
         self._reserve(tree)
         self._tree = None
-        self.scored(tree)
+        self.scored(tree, {})
 
     def believe(self, tree: Tree) -> None:
         """Make room for a whole tree and take its columns, when they are needed, as they come."""
@@ -82,8 +83,8 @@ class FusedSession(TorchSession):
             seat.move([self._length + node for node in path[stay:]], self._length + stay)
         self.advance(len(path))
 
-    def extend(self, rows: int) -> Span:
-        """Where the next `rows` tokens of a prompt go; `advance` commits them."""
+    def extend(self, rows: int) -> tuple[Block, Span]:
+        """Make room for the next `rows` tokens of a prompt; `learn` commits them."""
         self._tidy()
         return super().extend(rows)
 
@@ -98,7 +99,7 @@ class FusedSession(TorchSession):
             self._owed.forgive()
         super().close()
 
-    def fork(self) -> "FusedSession":
+    def fork(self) -> Self:
         """An independent session with the same committed text."""
         self._tidy()
-        return FusedSession(self.seat.copy(self._length), self._length)
+        return super().fork()

@@ -3,7 +3,8 @@
 Queries, keys and values are rounded to whole numbers, each head of each token by its own largest
 magnitude; products and their partial sums then stay below 2^24 and any matrix kernel gives the same
 bits, with any number of rows, keys or threads, wherever a key's slot lies. The weights of the values are
-rounded to shares of 1/2^16 of the row's total, finer than eight-bit layers can tell.
+rounded to shares of 1/2^16 of the row's total, finer than eight-bit layers can tell. The keys of a text
+lie in runs of slots, [runs, 2]: the first slot of each and how many there are.
 """
 
 from typing import Any
@@ -73,7 +74,7 @@ def spread(
     eps: Any,
     cos: Any,  # [rows, width / 2]
     sin: Any,
-    start: int,  # slot of the first row
+    slots: Any,  # [rows] int64, where keys and values of each row go
     queries: Any,  # [kv heads, rows * group, width] of whole numbers, out
     steps: Any,  # [kv heads, rows * group] size of their steps times the scale of attention, out
     scale: Any,
@@ -102,10 +103,78 @@ def spread(
                 k = h - heads
                 normed(head, norms[1], eps)
                 turn(head, cos[r], sin[r], turned)
-                sizes[0, k, start + r, 0] = whole(turned, most, planes[0, k, start + r])
+                sizes[0, k, slots[r], 0] = whole(turned, most, planes[0, k, slots[r]])
             else:
                 k = h - heads - kv_heads
-                sizes[1, k, start + r, 0] = whole(head, VALUE_LEVELS, planes[1, k, start + r])
+                sizes[1, k, slots[r], 0] = whole(head, VALUE_LEVELS, planes[1, k, slots[r]])
+
+
+@compiled
+def align(planes: Any, runs: Any, out: Any) -> None:
+    """Keys or values of a text one after the other: planes [kv heads, slots, width] to out [kv heads, keys, width]."""
+    for k in range(planes.shape[0]):
+        j = 0
+        for run in range(runs.shape[0]):
+            first, count = runs[run, 0], runs[run, 1]
+            out[k, j : j + count] = planes[k, first : first + count]
+            j += count
+
+
+@compiled
+def size(row: Any, step: Any, keys: Any, values: Any) -> tuple[Any, Any]:
+    """Give products with keys their size, row [n]; the largest of them, and the widest step of the values [n, 1]."""
+    largest, widest = FAR, F(0.0)
+    for j in range(row.shape[0]):
+        row[j] *= keys[j, 0] * step
+        largest = max(largest, row[j])
+        widest = max(widest, values[j, 0])
+    return largest, widest
+
+
+@compiled
+def size_seen(row: Any, step: Any, keys: Any, values: Any, seen: Any) -> tuple[Any, Any, int]:
+    """`size` for the keys that are seen, and how many they are."""
+    largest, widest, count = FAR, F(0.0), 0
+    for j in range(row.shape[0]):
+        if seen[j]:
+            row[j] *= keys[j, 0] * step
+            largest = max(largest, row[j])
+            widest = max(widest, values[j, 0])
+            count += 1
+        else:
+            row[j] = FAR
+    return largest, widest, count
+
+
+@compiled
+def look(row: Any, step: Any, sizes: Any, runs: Any, length: int, first: int, seen: Any) -> tuple[Any, int]:
+    """How far products, row [keys], are below the largest; the widest step of the values, how many keys are seen."""
+    largest, widest, count, at = FAR, F(0.0), max(length - first, 0), 0
+    row[:first] = FAR
+    for run in range(runs.shape[0]):
+        shift, stop = runs[run, 0] - at, at + runs[run, 1]
+        low, high = max(at, first), min(length, stop)
+        if low < high:
+            here = slice(low + shift, high + shift)
+            top, width = size(row[low:high], step, sizes[0, here], sizes[1, here])
+            largest, widest = max(largest, top), max(widest, width)
+        low = max(at, length)
+        if low < stop:
+            here = slice(low + shift, stop + shift)
+            nodes = seen[low - length : stop - length]
+            top, width, more = size_seen(row[low:stop], step, sizes[0, here], sizes[1, here], nodes)
+            largest, widest, count = max(largest, top), max(widest, width), count + more
+        at = stop
+    for j in range(row.shape[0]):
+        row[j] -= largest
+    return widest, count
+
+
+@compiled
+def share_out(row: Any, values: Any, share: Any) -> None:
+    """Weights of the values in whole numbers, row [n], for steps of these sizes [n, 1]."""
+    for j in range(row.shape[0]):
+        row[j] = np.rint(row[j] * (values[j, 0] * share))
 
 
 @compiled
@@ -113,6 +182,7 @@ def weigh(
     products: Any,  # [kv heads, rows * group, keys] of queries and keys, in; weights in whole numbers, out
     steps: Any,  # [kv heads, rows * group]
     sizes: Any,  # [2, kv heads, slots, 1]
+    runs: Any,
     length: int,  # committed keys; the nodes of the tree follow
     oldest: Any,  # [rows] int64, first committed key each row sees
     seen: Any,  # [rows, nodes] bool, which nodes each row sees
@@ -122,29 +192,11 @@ def weigh(
 ) -> None:
     """From products to the weights of the values."""
     kv_heads, places, keys = products.shape
-    rows = seen.shape[0]
-    group = places // rows
+    group = places // seen.shape[0]
     for k in range(kv_heads):
         for place in range(places):
-            r = place // group
-            row, step, first = products[k, place], steps[k, place], oldest[r]
-            largest, widest, count = FAR, F(0.0), length - first
-            for j in range(first):
-                row[j] = FAR
-            for j in range(first, length):
-                row[j] *= sizes[0, k, j, 0] * step
-                largest = max(largest, row[j])
-                widest = max(widest, sizes[1, k, j, 0])
-            for j in range(length, keys):
-                if seen[r, j - length]:
-                    row[j] *= sizes[0, k, j, 0] * step
-                    largest = max(largest, row[j])
-                    widest = max(widest, sizes[1, k, j, 0])
-                    count += 1
-                else:
-                    row[j] = FAR
-            for j in range(keys):
-                row[j] -= largest
+            r, row = place // group, products[k, place]
+            widest, count = look(row, steps[k, place], sizes[:, k], runs, length, oldest[r], seen[r])
             exponentiate(row, bits, powers)
             total = np.int64(0)
             for j in range(keys):
@@ -155,8 +207,11 @@ def weigh(
                 continue
             mass = F(total) / F(UNIT)
             share = F(EXACT // VALUE_LEVELS - 1 - count) / (mass * widest)  # so that all weights add up exactly
-            for j in range(keys):
-                row[j] = np.rint(row[j] * (sizes[1, k, j, 0] * share))
+            at = 0
+            for run in range(runs.shape[0]):
+                first, stop = runs[run, 0], at + runs[run, 1]
+                share_out(row[at:stop], sizes[1, k, first : first + runs[run, 1]], share)
+                at = stop
             results[k, place] = F(1.0) / (share * mass)
 
 
@@ -177,45 +232,58 @@ def collect(sums: Any, results: Any, out: Any, scales: Any) -> None:
 
 # ---------------------------------------------------------------------------- products of few rows
 @reordered
-def multiply(queries: Any, keys: Any, products: Any) -> None:
-    """Queries [kv heads, places, width] times keys [kv heads, slots, width]: products [kv heads, places, keys]."""
-    count = products.shape[2]
-    for k in range(queries.shape[0]):
-        for place in range(queries.shape[1]):
-            query, out = queries[k, place], products[k, place]
-            for j in range(0, count - 3, 4):  # four keys at a time keep the processor's adders busy
-                a, b, c, d = F(0.0), F(0.0), F(0.0), F(0.0)
-                for i in range(query.shape[0]):
-                    a += query[i] * keys[k, j, i]
-                    b += query[i] * keys[k, j + 1, i]
-                    c += query[i] * keys[k, j + 2, i]
-                    d += query[i] * keys[k, j + 3, i]
-                out[j], out[j + 1], out[j + 2], out[j + 3] = a, b, c, d
-            for j in range(count - count % 4, count):
-                total = F(0.0)
-                for i in range(query.shape[0]):
-                    total += query[i] * keys[k, j, i]
-                out[j] = total
+def multiply_run(query: Any, keys: Any, out: Any) -> None:
+    """A query [width] times keys [n, width]: out [n]."""
+    count = out.shape[0]
+    for j in range(0, count - 3, 4):  # four keys at a time keep the processor's adders busy
+        a, b, c, d = F(0.0), F(0.0), F(0.0), F(0.0)
+        for i in range(query.shape[0]):
+            a += query[i] * keys[j, i]
+            b += query[i] * keys[j + 1, i]
+            c += query[i] * keys[j + 2, i]
+            d += query[i] * keys[j + 3, i]
+        out[j], out[j + 1], out[j + 2], out[j + 3] = a, b, c, d
+    for j in range(count - count % 4, count):
+        total = F(0.0)
+        for i in range(query.shape[0]):
+            total += query[i] * keys[j, i]
+        out[j] = total
 
 
 @reordered
-def gather(weights: Any, values: Any, sums: Any) -> None:
+def multiply(queries: Any, keys: Any, runs: Any, products: Any) -> None:
+    """Queries [kv heads, places, width] times keys [kv heads, slots, width]: products [kv heads, places, keys]."""
+    for k in range(queries.shape[0]):
+        for place in range(queries.shape[1]):
+            at = 0
+            for run in range(runs.shape[0]):
+                first, count = runs[run, 0], runs[run, 1]
+                multiply_run(queries[k, place], keys[k, first : first + count], products[k, place, at : at + count])
+                at += count
+
+
+@reordered
+def gather_run(weights: Any, values: Any, total: Any) -> None:
+    """Add weights [n] times values [n, width] to a total [width]."""
+    count = weights.shape[0]
+    for j in range(0, count - 3, 4):  # four values at a time: the total is read and written a quarter as often
+        a, b, c, d = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
+        if a + b + c + d > F(0.0):
+            for i in range(total.shape[0]):
+                total[i] += a * values[j, i] + b * values[j + 1, i] + c * values[j + 2, i] + d * values[j + 3, i]
+    for j in range(count - count % 4, count):
+        for i in range(total.shape[0]):
+            total[i] += weights[j] * values[j, i]
+
+
+@reordered
+def gather(weights: Any, values: Any, runs: Any, sums: Any) -> None:
     """Weights [kv heads, places, keys] times values [kv heads, slots, width]: sums [kv heads, places, width]."""
-    count = weights.shape[2]
     for k in range(weights.shape[0]):
         for place in range(weights.shape[1]):
-            total, weight = sums[k, place], weights[k, place]
-            total[:] = F(0.0)
-            for j in range(0, count - 3, 4):  # four values at a time: the total is read and written a quarter as often
-                a, b, c, d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
-                if a + b + c + d > F(0.0):
-                    for i in range(total.shape[0]):
-                        total[i] += (
-                            a * values[k, j, i]
-                            + b * values[k, j + 1, i]
-                            + c * values[k, j + 2, i]
-                            + d * values[k, j + 3, i]
-                        )
-            for j in range(count - count % 4, count):
-                for i in range(total.shape[0]):
-                    total[i] += weight[j] * values[k, j, i]
+            at = 0
+            sums[k, place] = F(0.0)
+            for run in range(runs.shape[0]):
+                first, count = runs[run, 0], runs[run, 1]
+                gather_run(weights[k, place, at : at + count], values[k, first : first + count], sums[k, place])
+                at += count

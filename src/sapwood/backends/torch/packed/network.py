@@ -88,8 +88,12 @@ class Packed:
 
     def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run the layers and the output head."""
+        return self.mix(rows, watched, len(rows.tokens))
+
+    def mix(self, rows: Rows, watched: Collection[int], spoken: int) -> tuple[Tensor, Kept]:
+        """Run the layers, and the output head on the first rows."""
         states, kept = self.read(rows, watched)
-        return self.speak(states), kept
+        return self.speak(states[:spoken]), kept
 
     def adopt(self, net: nn.Module) -> Any:
         """The head with its linear layers packed."""
@@ -174,7 +178,7 @@ class Packed:
             rows = piece.rows
             attention.spread(
                 y[rows], scales[rows], layer.bias, layer.norms, self.eps, turns[0][rows], turns[1][rows],
-                piece.slot, piece.query_array, piece.steps, self.scale, piece.plane_array[2 * index : 2 * index + 2],
+                piece.slots, piece.query_array, piece.steps, self.scale, piece.plane_array[2 * index : 2 * index + 2],
                 piece.size_array[2 * index : 2 * index + 2], self.levels,
             )  # fmt: skip
             piece.weigh(index, layer.window)

@@ -52,12 +52,13 @@ class Piece:
         stop = min(start + TOGETHER, span.rows)
         rows, group = stop - start, net.heads // net.kv_heads
         self.rows = slice(first + start, first + stop)  # among those of the pass
-        self.slot, self.length = span.start + start, block.length
+        self.slots, self.length = span.slots.places(range(span.start + start, span.start + stop)), block.length
         nodes = block.since + stop  # later ones are not written yet
         self.keys = block.length + nodes
         self.sights = {window: cut(block, window, start, stop, nodes) for window in windows}
         self.planes, self.sizes = span.slots.buffers
         self.plane_array, self.size_array = self.planes.numpy(), self.sizes.numpy()
+        self.runs = span.slots.runs(self.keys)
         places, kv_heads = rows * group, net.kv_heads
         self.queries, self.query_array = pair(kv_heads, places, net.head_width)
         self.sums, self.sum_array = pair(kv_heads, places, net.head_width)
@@ -66,23 +67,34 @@ class Piece:
         self.bits = np.empty(self.keys, np.int32)
         self.powers = self.bits.view(np.float32)
         self.few = rows == 1 or rows * self.keys <= FEW
+        self.near: Tensor | None = None  # all planes of the text, where it lies in one piece
+        if len(self.runs) == 1:
+            self.near = self.planes[:, :, self.runs[0, 0] : self.runs[0, 0] + self.keys]
+        elif not self.few:
+            self.copy, self.copy_array = pair(kv_heads, self.keys, net.head_width)
 
     def weigh(self, layer: int, window: int) -> None:
         """From queries and keys to sums of values."""
-        keys, values = 2 * layer, 2 * layer + 1
+        keys, values, eyes = 2 * layer, 2 * layer + 1, self.sights[window]
         if self.few:
-            attention.multiply(self.query_array, self.plane_array[keys], self.product_array)
+            attention.multiply(self.query_array, self.plane_array[keys], self.runs, self.product_array)
         else:
-            torch.bmm(self.queries, self.planes[keys, :, : self.keys].transpose(1, 2), out=self.products)
-        eyes = self.sights[window]
+            torch.bmm(self.queries, self._side_by_side(keys).transpose(1, 2), out=self.products)
         attention.weigh(
-            self.product_array, self.steps, self.size_array[keys : keys + 2], self.length, eyes.oldest, eyes.seen,
-            self.results, self.bits, self.powers,
+            self.product_array, self.steps, self.size_array[keys : keys + 2], self.runs, self.length,
+            eyes.oldest, eyes.seen, self.results, self.bits, self.powers,
         )  # fmt: skip
         if self.few:
-            attention.gather(self.product_array, self.plane_array[values], self.sum_array)
+            attention.gather(self.product_array, self.plane_array[values], self.runs, self.sum_array)
         else:
-            torch.bmm(self.products, self.planes[values, :, : self.keys], out=self.sums)
+            torch.bmm(self.products, self._side_by_side(values), out=self.sums)
+
+    def _side_by_side(self, plane: int) -> Tensor:
+        """Keys or values of a layer for the matrix library, [kv heads, keys, width]: copied where they lie apart."""
+        if self.near is not None:
+            return self.near[plane]
+        attention.align(self.plane_array[plane], self.runs, self.copy_array)
+        return self.copy
 
 
 def pieces(net: Llama, rows: Rows, windows: set[int]) -> Iterator[Piece]:
