@@ -241,7 +241,7 @@ def rewind_one_too_far(patch: pytest.MonkeyPatch) -> None:
 
 
 def fork_shares_the_text(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ToySession, "fork", lambda self: ToySession(self.tokens, self.model))
+    patch.setattr(ToySession, "fork", lambda self: ToySession(self.tokens, self.model, self.table))
 
 
 def context_by_index(patch: pytest.MonkeyPatch) -> None:

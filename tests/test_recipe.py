@@ -208,7 +208,7 @@ def test_an_add_on_that_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("spelled", "rule"),
     [
-        ("merge(drafters=[])", "drafters=0 must be from 1 to 32"),
+        ("merge(drafters=[])", "drafters=0 must be from 1 to 28"),
         ("recycling(count=100000)", "count=100000 must be from 1 to 1024"),
         ("recycling(pairs=1000000000)", "pairs=1000000000 must be from 0"),
         ("groups(floor=1.5)", "floor=1.5 must be from 0 to 1"),

@@ -47,6 +47,8 @@ TABLE: dict[str, str] = {
     "drafter.hedge": "sapwood.drafters.hedge:Hedge",
     "drafter.jacobi": "sapwood.drafters.jacobi:Jacobi",
     "drafter.lookahead": "sapwood.drafters.lookahead:Lookahead",
+    "drafter.forced": "sapwood.drafters.forced:Forced",
+    "drafter.prediction": "sapwood.drafters.prediction:Prediction",
     "drafter.phrases": "sapwood.drafters.phrases:Phrases",
     "drafter.cascade": "sapwood.drafters.cascade:Cascade",
     "drafter.cas-spec": "sapwood.drafters.cas_spec:CasSpec",

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sapwood import methods
+from sapwood.drafters.aided import Aided, aids_of
 from sapwood.errors import SapwoodError, Unsound
 from sapwood.part import Part, options, spell
+from sapwood.policies.lawful import Lawful
 from sapwood.protocols import Controller, Drafter, Estimator, Policy, Request, Setting, Verifier
 from sapwood.records import Draw, Guarantee, Prune
+from sapwood.sampling import Sampling
 from sapwood.spelling import Call, read, read_all
 
 SEAMS: dict[Any, str] = {
@@ -74,10 +77,33 @@ class Recipe:
 
     def fresh(self, request: Request) -> tuple[Drafter, Policy, Verifier, Controller]:
         """Copies of the parts, reset for one request."""
-        copies = tuple(part.fresh() for part in self.parts())
-        for part in copies:
+        parts = self.aided([part.fresh() for part in self.parts()], request.sampler.sampling)
+        for part in parts:
             part.reset(request)
-        return copies  # type: ignore[return-value]
+        return tuple(parts)  # type: ignore[return-value]
+
+    def aided(self, parts: list[Part], sampling: Sampling) -> list[Part]:
+        """Parts of one request with what it brings along: its grammar, and the answer that its caller expects."""
+        drafter, policy, *others = parts
+        aids, mixes = aids_of(sampling), self.takes_chosen(sampling)
+        if aids and mixes:
+            drafter = Aided(drafter, aids)  # type: ignore[arg-type]
+        elif sampling.prediction:
+            raise SapwoodError(
+                f"a prediction cannot stand beside {self.drafter.draws.value} drafts under {self.verifier}; "
+                "use the recipe auto, temperature 0, or no prediction"
+            )
+        if sampling.grammar is not None:
+            spares_draws = self.verifier.reads_q and self.guarantee is not Guarantee.LOSSY
+            policy = Lawful(policy, spares_draws, mixes)  # type: ignore[arg-type]
+        return [drafter, policy, *others]
+
+    def takes_chosen(self, sampling: Sampling) -> bool:
+        """True where chosen nodes may join the drafter's own."""
+        if sampling.greedy or not self.verifier.reads_q:
+            return True
+        beside = Draw.TOPK if self.drafter.draws is Draw.TOPK else Draw.MIXED
+        return self.drafter.draws is not Draw.IID and beside in self.verifier.accepts
 
     def parts(self) -> tuple[Part, ...]:
         """The parts in the order of the loop."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sapwood.errors import SapwoodError
+from sapwood.grammar import Compiled, Grammar, compiled
+from sapwood.guide import Rules
 from sapwood.records import BackendInfo
 from sapwood.sampling import Sampling
 from sapwood.text import Text, check_unicode
@@ -19,7 +21,12 @@ def read_sampling(options: Mapping[str, Any], info: BackendInfo, text: Text | No
     sampling = check_options(options)
     if sampling.stop and text is None:
         raise SapwoodError("stop strings need a tokenizer, which this backend came without; use stop_ids")
-    for name in ("stop_ids", "banned", "logit_bias"):
+    sampling = dataclasses.replace(
+        sampling,
+        grammar=read_grammar(sampling.grammar, info, text),
+        prediction=read_prediction(sampling.prediction, text),
+    )
+    for name in ("stop_ids", "banned", "logit_bias", "prediction"):
         check_ids(getattr(sampling, name), name, info)
     ends = (*(text.eos if text else ()), *sampling.stop_ids)
     return dataclasses.replace(sampling, stop_ids=tuple(dict.fromkeys(ends)))
@@ -37,6 +44,10 @@ def check_options(options: Mapping[str, Any]) -> Sampling:
     if given.get("logprobs", 0) < 0:
         raise SapwoodError(f"logprobs={given['logprobs']} must be at least 0")
     given["stop"] = read_stops(given.get("stop", ()))
+    if not isinstance(given.get("grammar"), Grammar | Compiled | None):
+        raise SapwoodError(
+            f"grammar={given['grammar']!r} must be made by json_schema, regex or lark of sapwood.grammar"
+        )
     return Sampling(**given)
 
 
@@ -46,6 +57,24 @@ def read_stops(stop: Any) -> tuple[str, ...]:
     if not isinstance(stops, Sequence) or any(not isinstance(item, str) or not item for item in stops):
         raise SapwoodError(f"stop={stop!r} must be a text or a list of texts, none of them empty")
     return tuple(stops)
+
+
+def read_grammar(grammar: Any, info: BackendInfo, text: Text | None) -> Rules | None:
+    """The grammar over the model's tokens; one that is compiled stays as it is."""
+    if not isinstance(grammar, Grammar):
+        return grammar  # type: ignore[no-any-return]
+    if text is None:
+        raise SapwoodError("a grammar needs a tokenizer, which this backend came without; leave the grammar out")
+    return compiled(grammar, text, info.vocab)
+
+
+def read_prediction(prediction: Any, text: Text | None) -> Sequence[int]:
+    """Tokens that are expected as the output, from a text or as they are."""
+    if not isinstance(prediction, str):
+        return prediction  # type: ignore[no-any-return]
+    if text is None:
+        raise SapwoodError("a prediction in words needs a tokenizer, which this backend came without; give tokens")
+    return tuple(text.encode(prediction, whole=False))
 
 
 def check_ids(tokens: Any, name: str, info: BackendInfo) -> None:

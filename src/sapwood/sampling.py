@@ -1,9 +1,9 @@
 """From logits to a law, along a path.
 
 The order is: logit bias, banned tokens and the end of text before `min_tokens`; repetition
-penalty (prompt and output), then frequency and presence penalties (output only); temperature;
-top-k; top-p; min-p. A node of a tree counts the tokens on its own path as output, so the law at
-a node is the one plain decoding would have used after the same tokens.
+penalty (prompt and output), then frequency and presence penalties (output only); what the grammar
+forbids; temperature; top-k; top-p; min-p. A node of a tree counts the tokens on its own path as
+output, so the law at a node is the one plain decoding would have used after the same tokens.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray
 from sapwood.errors import SapwoodError
+from sapwood.guide import Guide, Rules
 
 # option -> (smallest, largest) value it may take
 RANGES: dict[str, tuple[float, float]] = {
@@ -49,6 +50,8 @@ class Sampling:
     stop_ids: Sequence[int] = ()
     seed: int = 0
     logprobs: int | None = None  # alternatives reported beside each token's log-probability
+    grammar: Rules | None = None  # what the output must follow, compiled for this model's tokens
+    prediction: Sequence[int] = ()  # tokens expected as the output: they make it faster, never different
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
@@ -61,7 +64,7 @@ class Sampling:
 
     def check_tokens(self, vocab: int) -> None:
         """Refuse token ids that the model does not have."""
-        for name in ("logit_bias", "banned", "stop_ids"):
+        for name in ("logit_bias", "banned", "stop_ids", "prediction"):
             strange = [token for token in getattr(self, name) if not 0 <= token < vocab]
             if strange:
                 raise SapwoodError(f"{name} names token {strange[0]}; this model has tokens 0 to {vocab - 1}")
@@ -78,6 +81,7 @@ class Sampling:
             self.logit_bias
             or self.banned
             or self.min_tokens
+            or self.grammar is not None
             or self.repetition_penalty != 1
             or self.frequency_penalty
             or self.presence_penalty
@@ -96,6 +100,7 @@ class Sampler:
         self.sampling = sampling
         self._seen = set(prompt)  # tokens the repetition penalty counts
         self._counts: Counter[int] = Counter()  # output tokens
+        self.guide = None if sampling.grammar is None else Guide(sampling.grammar)
         self.emitted = 0
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -103,9 +108,11 @@ class Sampler:
         self._seen.update(tokens)
         self._counts.update(tokens)
         self.emitted += len(tokens)
+        if self.guide is not None:
+            self.guide.commit(tokens)
 
     def adjust(self, logits: FloatArray, path: Sequence[int]) -> FloatArray:
-        """Logits after bias, bans and penalties; `path` holds the tokens after the committed text."""
+        """Logits after bias, bans, penalties and grammar; `path` holds the tokens after the committed text."""
         if not self.sampling.touches_logits:
             return logits
         options, out = self.sampling, logits.astype(np.float64, copy=True)
@@ -113,7 +120,8 @@ class Sampler:
             out[token] += bias
         if options.banned:
             out[list(options.banned)] = -math.inf
-        if self.emitted + len(path) < options.min_tokens:
+        place = None if self.guide is None else self.guide.state(path)
+        if self.emitted + len(path) < options.min_tokens and not (place and place.done):
             out[list(options.stop_ids)] = -math.inf
         if options.repetition_penalty != 1:
             seen = list(self._seen.union(path))
@@ -122,7 +130,7 @@ class Sampler:
             counts = self._counts + Counter(path)
             used, times = list(counts), np.array(list(counts.values()))
             out[used] -= options.frequency_penalty * times + options.presence_penalty
-        return out
+        return out if place is None else np.where(place.allowed(), out, -math.inf)
 
     def best(self, logits: FloatArray, path: Sequence[int]) -> int:
         """The most likely token; the lowest id wins a tie."""

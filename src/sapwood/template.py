@@ -7,16 +7,18 @@ controls, and `generation` blocks, which mark what a model was trained to say an
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sapwood.errors import SapwoodError
+from sapwood.sandbox import SIZE, TICK, Meter, Sandbox, TooMuch, guarded
 
 Message = Mapping[str, Any]
+LONGEST = 256 << 10  # characters of a template
 
 
 class Generation(Extension):
@@ -32,19 +34,52 @@ class Generation(Extension):
 
 def render(template: str, messages: Sequence[Message], **variables: Any) -> str:
     """The text of a conversation, up to where the assistant speaks next."""
-    world = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], keep_trailing_newline=False
-    )
-    world.filters["tojson"] = tojson
-    world.globals["raise_exception"] = refuse
-    world.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    pieces, length = [], 0
     try:
-        program = world.from_string(template)
-        return program.render(messages=messages, add_generation_prompt=True, **variables)
+        meter = {TICK: Meter().tick}
+        for piece in program(template).generate(messages=messages, add_generation_prompt=True, **variables, **meter):
+            length += len(piece)
+            if length > SIZE:
+                raise TooMuch(f"it writes more than {SIZE} characters")
+            pieces.append(piece)
+    except TooMuch as error:
+        raise SapwoodError(f"the model's chat template was stopped: {error}; use another model or template") from error
     except Exception as error:  # a template is a program that came with the model: it may fail in any way
         raise SapwoodError(
             f"the model's chat template refuses these messages ({error}); change them, or send one text --raw"
         ) from error
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=8)
+def program(template: str) -> Template:
+    """The compiled template."""
+    if len(template) > LONGEST:
+        raise TooMuch(f"it has {len(template)} characters, but may have {LONGEST}")
+    return world().from_string(template)
+
+
+@lru_cache(maxsize=1)
+def world() -> Sandbox:
+    """Where templates run."""
+    made = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], keep_trailing_newline=False
+    )
+    made.filters["tojson"] = guarded("tojson", tojson)
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return made
+
+
+@lru_cache(maxsize=64)
+def uses(template: str, name: str) -> bool:
+    """True where a template asks for a variable of this name; False where it cannot be read."""
+    if len(template) > LONGEST:
+        return False
+    try:
+        return name in meta.find_undeclared_variables(world().parse(template))
+    except (TemplateError, RecursionError):
+        return False
 
 
 def refuse(reason: str) -> None:

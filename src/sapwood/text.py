@@ -1,7 +1,8 @@
 """From text to tokens and back: tokenizer, chat template, incremental detokenizing, stop strings."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Text:
     eos: tuple[int, ...] = ()  # tokens that end the text
     bos: int | None = None  # put before a text where the tokenizer does not do it itself
     specials: Mapping[str, str] = field(default_factory=dict)  # bos_token and so on, as templates name them
+    memory: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what others made of the tokens
 
     @classmethod
     def load(cls, folder: Path) -> "Text":
@@ -58,13 +60,111 @@ class Text:
         """One token by itself, special ones shown."""
         return self.show([token])
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant speaks next."""
+    def literal(self, text: str) -> list[int]:
+        """Tokens of a text in which the names of special tokens are only words."""
+        check_unicode(text)
+        if "literal" not in self.memory:
+            self.memory["literal"] = without_specials(self.tokenizer)
+        tokens: list[int] = self.memory["literal"].encode(text, add_special_tokens=False).ids
+        return tokens
+
+    def special_words(self) -> dict[str, int]:
+        """The special tokens by their text."""
+        if "special" not in self.memory:
+            added = self.tokenizer.get_added_tokens_decoder().items()
+            self.memory["special"] = {token.content: number for number, token in added if token.special}
+        found: dict[str, int] = self.memory["special"]
+        return found
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Tokens of a conversation, up to where the assistant speaks next; what was said in it stays text."""
+        return self.tell(messages, **variables).tokens()
+
+    def tell(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> "Told":
+        """A conversation as the template tells it; what it is given besides goes by name.
+
+        The template marks turns with special tokens. The same characters in a message are put aside while the
+        template runs, so that nobody ends a turn from inside one.
+        """
         from sapwood.template import render
 
         if self.template is None:
             raise SapwoodError("this model has no chat template; give it one text and raw=True")
-        return self.encode(render(self.template, messages, **self.specials), whole=False)
+        aside = Aside(list(self.special_words()), (messages, variables))
+        shown = render(self.template, aside.put(messages), **self.specials, **aside.put(variables))
+        return Told(self, shown, aside)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a template made of a conversation."""
+
+    text: Text
+    shown: str
+    aside: "Aside"
+
+    def tokens(self) -> list[int]:
+        """Its tokens; only the template's own special tokens are special."""
+        if not self.aside.used:
+            return self.text.encode(self.shown, whole=False)
+        numbers, tokens = self.text.special_words(), list[int]()
+        for place, piece in enumerate(self.aside.special.split(self.shown)):  # every second one is a special token
+            tokens += [numbers[piece]] if place % 2 else self.text.literal(self.aside.back(piece))
+        return tokens
+
+
+class Aside:
+    """Words that are taken out of what a template is given, and put back into what it wrote."""
+
+    def __init__(self, words: Sequence[str], given: Any) -> None:
+        longest = sorted(words, key=len, reverse=True)
+        self.special = re.compile(f"({'|'.join(map(re.escape, longest))})" if longest else r"((?!))")
+        self.used: list[str] = []
+        sign, everything = 0, "".join(strings(given))
+        while f"@{sign}#" in everything:  # digits and signs, which no template spells differently
+            sign += 1
+        self._form = re.compile(rf"@{sign}#(\d+)@")
+        self._sign = sign
+
+    def put(self, value: Any) -> Any:
+        """The same value, with a mark in place of every such word."""
+        if isinstance(value, str):
+            return self.special.sub(self._mark, value)
+        if isinstance(value, Mapping):
+            return {self.put(name): self.put(inner) for name, inner in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
+            return [self.put(inner) for inner in value]
+        return value
+
+    def _mark(self, found: "re.Match[str]") -> str:
+        self.used.append(found.group())
+        return f"@{self._sign}#{len(self.used) - 1}@"
+
+    def back(self, text: str) -> str:
+        """The text with the words where they were."""
+        return self._form.sub(lambda found: self.used[int(found.group(1))], text)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from strings(name)
+            yield from strings(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for inner in value:
+            yield from strings(inner)
+
+
+def without_specials(tokenizer: Any) -> Any:
+    """The same tokenizer, to which the text of a special token is text."""
+    if (found := getattr(tokenizer, "literal", None)) is not None:
+        return found
+    made = Tokenizer.from_str(tokenizer.to_str())
+    made.encode_special_tokens = True
+    return made
 
 
 def check_unicode(text: str) -> None:

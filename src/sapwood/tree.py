@@ -13,6 +13,7 @@ import numpy as np
 from sapwood.arrays import BoolArray, FloatArray, IntArray
 
 CAPACITY = 1024  # most nodes a tree may hold, root included
+AIDS = 28  # sources from here on are no drafter's but what a request itself knows: its grammar, its prediction
 ROOT = 0
 
 

@@ -24,9 +24,9 @@ from sapwood.promise import Promise
 from sapwood.protocols import Drafter, Frontier, Request, Setting
 from sapwood.records import Draw, Levels, Outcome
 from sapwood.rng import Rng
-from sapwood.tree import Tree
+from sapwood.tree import AIDS, Tree
 
-MOST = 32  # drafters that one tree can tell apart
+MOST = AIDS  # drafters that one tree can tell apart
 
 
 @dataclass

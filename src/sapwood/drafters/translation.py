@@ -15,7 +15,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Backend, Scores, Session, Words, Work
+from sapwood.protocols import Backend, Chunk, Memory, Scores, Session, Words, Work
 from sapwood.records import BackendInfo
 from sapwood.tree import Tree
 
@@ -207,8 +207,19 @@ class Translated:
         """Not of another model."""
         raise SapwoodError("a translated model shows no hidden states; use the model itself")
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
-        """One pass of the model over all trees in its own tokens."""
+    @property
+    def memory(self) -> Memory:
+        """The model's own."""
+        return self.backend.memory
+
+    def start(self, tokens: Sequence[int], tenant: str = "") -> TranslatedSession:
+        """The whole session: what a text reads like in other tokens is not known piece by piece."""
+        return self.open(tokens)
+
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        """One pass of the model over each tree in its own tokens."""
+        if chunks:
+            raise SapwoodError("a translated text is read whole; open it instead of reading chunks")
         return [self._score(item) for item in work]
 
     def _score(self, work: Work) -> Scores:

@@ -48,6 +48,7 @@ class Propd(Part):
     fade: float = 0.02  # how fast a size counts less in the fit when it is not seen, per round, >= 0
 
     paper: ClassVar[str] = "2402.13485"
+    reads_scores = True
     prunes: ClassVar[Prune] = Prune.NODES
     needs: ClassVar[frozenset[str]] = frozenset({"hidden", "layers"})
     now = staticmethod(time.perf_counter)  # seconds; replaced where runs must repeat exactly

@@ -4,7 +4,8 @@ A drafter that is a model answers about eight nodes in nearly the time of one, s
 level, not the node. And a node that is expanded does not bring its own reach but that of its best child, less
 the price of the child's row. Both are learned while decoding: the seconds of a level from how long trees of
 more and of fewer levels took, the chance of a best child from the last nodes that were expanded. Where several
-drafters share a tree, levels that only the first ones answered are not counted: those look things up.
+drafters share a tree, levels that only the first ones answered are not counted: those look things up. Where several
+requests share a pass, one of them finds out for all what a best child is like just now.
 """
 
 import math
@@ -14,8 +15,9 @@ import numpy as np
 from sapwood.arrays import FloatArray
 from sapwood.policies.reach import ready
 from sapwood.records import Budget, Outcome
-from sapwood.tree import Tree
+from sapwood.tree import AIDS, Tree
 
+DRAFTERS = (1 << AIDS) - 1  # what a request knows by itself takes no time
 FADE = 0.97  # weight that a round's seconds keep after the next one
 RECENT = 20  # expanded nodes that the chance of a best child looks back; rounds without any that make it forget
 STALE = 100  # rounds without an expanded node after which what a level takes is measured anew
@@ -30,12 +32,17 @@ class Steps:
         self.seconds = 0.0  # of one more level; 0 where that is not known yet
         self.chance = 1.0  # mean, of the best child of an expanded node
         self.nodes = 0  # in that mean
-        self.idle = 0  # rounds since a node was last expanded
+        self.trial: Tree | None = None  # of this round, grown to begin that mean
+        self.idle = 0.0  # rounds since a node was last expanded
         self.last = 0  # largest set of sources seen: its highest bit is the last drafter
         self.sums = np.zeros(5)  # faded: rounds, levels, seconds, levels squared, levels times seconds
 
     def choose(self, tree: Tree, reach: FloatArray, budget: Budget, stride: int) -> list[int]:
         """The leaves to expand together, best first, at most `stride`; none where that would not pay."""
+        if not self.nodes:
+            self.trial = self.trial or tree
+            if tree is not self.trial:
+                return []
         least = toll(tree, budget, stride)
         able = ready(tree, reach, budget, stride, least / max(self.chance, 1e-9))
         gain = sum(float(reach[node]) * self.chance - least for node in able)
@@ -43,16 +50,16 @@ class Steps:
 
     def observe(self, outcome: Outcome, *, first: bool) -> None:
         """Take in a round; the first of a request spent its seconds on the prompt as well."""
-        grown = outcome.grown
+        grown, self.trial = outcome.grown, None
         expanded = np.flatnonzero(grown.expanded)
         if not len(expanded):
-            self.idle += 1
+            self.idle += 1 / outcome.trees
             if self.idle >= RECENT:  # the text has moved on: see what it is like now
                 self.chance, self.nodes = 1.0, 0
             if self.idle >= STALE:  # so may have the machine, which was perhaps busy when it was measured
-                self.sums, self.seconds, self.idle = np.zeros(5), 0.0, 0
+                self.sums, self.seconds, self.idle = np.zeros(5), 0.0, 0.0
             return
-        self.idle = 0
+        self.idle = 0.0
         if grown.valued == len(grown):
             self._mean(grown, expanded)
         levels = self._answered(grown)
@@ -69,7 +76,7 @@ class Steps:
 
     def _answered(self, grown: Tree) -> int:
         """Levels on which the last drafter was asked and had an answer."""
-        self.last = max(self.last, int(grown.sources.max()))
+        self.last = max(self.last, int((grown.sources & DRAFTERS).max()))
         drafter = 1 << max(self.last.bit_length() - 1, 0)
         return len(np.unique(grown.depths[(grown.sources & drafter) > 0]))
 
