@@ -128,9 +128,9 @@ def simulate(cost: CostCurve, draft: str, rounds: int = 60, **options: Any) -> t
     time, truth = [0.0], CostCurve(cost.rows, cost.contexts, [list(line) for line in cost.table])
 
     class Timed(Toy):
-        def score(self, work: Any) -> Any:
+        def score(self, work: Any, chunks: Any = ()) -> Any:
             time[0] += truth.seconds(len(work[0].tree), work[0].session.length)
-            return super().score(work)
+            return super().score(work, chunks)
 
     recipe = Recipe(Model(model=Toy(draft)), Best(), Match(), Goodput(**options))
     engine = Engine(Timed("target", context=4000), recipe, cost, now=lambda: time[0])

@@ -33,10 +33,10 @@ def test_measured_points_are_exact() -> None:
         (40, 600, 4.25),
         (1, 0, 1.0),  # flat outside
         (1, 9000, 2.0),
-        (500, 100, 4.0),
+        (500, 100, 4.0 * 500 / 64),  # beyond the last row in proportion
     ],
 )
-def test_linear_between_and_flat_outside(rows: int, context: int, seconds: float) -> None:
+def test_linear_between_and_known_outside(rows: int, context: int, seconds: float) -> None:
     assert stairs().seconds(rows, context) == pytest.approx(seconds)
 
 
@@ -108,3 +108,24 @@ def test_an_unmeasured_machine_is_flat() -> None:
     curve = flat(0.25)
     assert curve.line(300, 12345).tolist() == [0.25] * 300
     assert flat() is not flat()
+
+
+def test_every_further_tree_costs_a_little_of_its_own(tmp_path: Path) -> None:
+    curve = stairs()
+    curve.tree, curve.drift = 0.25, 2.0
+    assert curve.seconds(8, 100, trees=5) == pytest.approx(2 * (1.0 + 4 * 0.25))
+    assert curve.plain(16, 100, 3.0, trees=5) == pytest.approx(3.0 * (1.0 + 1.0) / (2.0 + 1.0))
+    curve.save(tmp_path / "curve.json")
+    back = CostCurve.from_json(json.loads((tmp_path / "curve.json").read_text()))
+    assert back.seconds(8, 100, trees=5) == pytest.approx(curve.seconds(8, 100, trees=5))
+    before = curve.seconds(8, 100, trees=5)
+    curve.observe(8, 100, 2 * before, trees=5)
+    assert curve.tree == pytest.approx(0.25 * (1 + SHAPE))
+
+
+def test_old_files_know_nothing_of_trees() -> None:
+    record = stairs().to_json()
+    del record["tree"]
+    assert CostCurve.from_json(record).tree == 0.0
+    with pytest.raises(ValueError, match="not a table"):
+        CostCurve.from_json({**stairs().to_json(), "tree": -1.0})

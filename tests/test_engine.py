@@ -18,7 +18,7 @@ from sapwood.part import Part
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
-from sapwood.protocols import Drafter, Request, Scores, Work
+from sapwood.protocols import Chunk, Drafter, Request, Scores, Work
 from sapwood.recipe import Recipe
 from sapwood.records import NO_NODES, Budget, Draw, Outcome, Times
 from sapwood.rng import Keyed
@@ -42,12 +42,12 @@ class Watched(Toy):
         self.sessions.append(super().open(tokens))
         return self.sessions[-1]
 
-    def score(self, work: Sequence[Work]) -> list[Scores]:
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
         for item in work:
             session, tree = item.session, item.tree
             self.rows.append(len(tree) - item.since)
             assert session.length + tree.height + 1 <= self.context, "a pass beyond the context"
-        return super().score(work)
+        return super().score(work, chunks)
 
 
 @dataclass

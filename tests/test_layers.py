@@ -16,10 +16,13 @@ FAMILIES = ("drafters", "policies", "estimators", "verifiers", "controllers", "b
 DATA = (
     "arrays",
     "errors",
+    "blocks",
     "paths",
+    "gguf_header",
     "rng",
     "tree",
     "records",
+    "guide",
     "sampling",
     "cost",
     "trained",
@@ -35,7 +38,7 @@ LAYERS: list[tuple[str, ...]] = [
     FAMILIES,
     ("methods", "spelling", "recipe", "recipes", "laws", "engine"),
     (),  # the face: api, text, request, testing, train, ...
-    ("bench", "cli", "__main__"),
+    ("bench", "certify", "trace", "cli", "__main__"),
 ]
 FACE = 5
 SIDEWAYS = {("policies", "estimators")}  # a policy may import its default estimator
@@ -45,6 +48,7 @@ LAZY = {  # only where a function needs it
     "nets": {"safetensors"},  # files of small networks
     "text": {"transformers"},  # tokenizers that are no single file
     "drafters": {"torch"},  # trained ones, whose networks live under heads
+    "peers": {"torch", "transformers"},  # other engines, each in its own process
 }
 
 MODULES = {

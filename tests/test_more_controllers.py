@@ -187,10 +187,10 @@ def test_normal_hedge_follows_the_best_expert() -> None:
 class Timed(Toy):
     """A target whose passes take the seconds of a curve, on a clock of their own."""
 
-    def score(self, work: Any) -> Any:
+    def score(self, work: Any, chunks: Any = ()) -> Any:
         """Let the clock go on."""
         clock[0] += curve[0].seconds(len(work[0].tree), 0)
-        return super().score(work)
+        return super().score(work, chunks)
 
 
 clock, curve = [0.0], [flat()]
@@ -510,9 +510,9 @@ def test_judging_takes_no_pass_of_the_target_and_leaves_the_round_alone() -> Non
     passes = []
 
     class Counted(Toy):
-        def score(self, work: Any) -> Any:
+        def score(self, work: Any, chunks: Any = ()) -> Any:
             passes.append(len(work[0].tree))
-            return super().score(work)
+            return super().score(work, chunks)
 
     hedge = Hedge(drafters=[Ngram(), *models()])
     engine = Engine(Counted("target"), Recipe(hedge, Static(shape=[2, 1]), Match(), Fixed(4, 2, 2)))

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 
 from sapwood import LLM, profile
 from sapwood.backends.toy import Toy
-from sapwood.profile import FULL, QUICK_ROWS, ROWS, Profile, bush, measure, place
-from sapwood.protocols import Session
+from sapwood.profile import FULL, QUICK_ROWS, ROWS, WIDE, Profile, bush, measure, place
+from sapwood.protocols import Chunk, Scores, Session, Work
 from sapwood.records import BackendInfo
 from sapwood.tree import Tree
 
@@ -180,3 +181,34 @@ def test_only_a_controller_that_reads_the_curve_has_it_measured_and_only_once(
     llm = LLM(first, "auto")
     assert first.opened == 1
     assert llm.generate([1], max_tokens=8).stats.speedup is not None
+
+
+class Ticking(Toy):
+    """A toy whose passes take a hundredth of a second, a thousandth for each row, and two for each tree."""
+
+    time = 0.0
+
+    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
+        self.time += 0.01 + sum(0.001 * len(job.tree) + 0.002 for job in work)
+        return super().score(work, chunks)
+
+
+def test_a_server_measures_passes_of_many_requests_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Ticking(context=4096)
+    monkeypatch.setattr("sapwood.profile.time.perf_counter", lambda: target.time)
+    found = Profile.open(target.info)
+    found.widen(target, print)
+    assert found.curve.rows[-1] == 1024  # a machine that nobody has measured stays so
+    found.measure(target, print, quick=True)
+    narrow = [found.curve.seconds(rows, 128) for rows in (1, 8, 64)]
+    found.widen(target, print)
+    assert found.curve.rows[-1] == WIDE[-1]
+    assert [found.curve.seconds(rows, 128) for rows in (1, 8, 64)] == narrow
+    assert found.curve.seconds(256, 768) == pytest.approx(0.012 + 0.256, rel=0.02)
+    assert found.curve.seconds(8, 128, trees=8) == pytest.approx(0.01 + 8 * 0.003, rel=0.02)
+    again = Profile.open(target.info)
+    assert again.curve.seconds(200, 128, trees=4) == pytest.approx(found.curve.seconds(200, 128, trees=4))
+    before = target.time
+    again.widen(target, print)
+    assert target.time == before
+    assert target.memory.used == 0

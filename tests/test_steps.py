@@ -164,9 +164,9 @@ def levels_of(draft_seconds: float, salt: str = "target", rounds: int = 40) -> l
     time = [0.0]
 
     class Timed(Toy):
-        def score(self, work: Any) -> Any:
+        def score(self, work: Any, chunks: Any = ()) -> Any:
             time[0] += self.takes
-            return super().score(work)
+            return super().score(work, chunks)
 
         takes = 1.0
 

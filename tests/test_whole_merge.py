@@ -126,6 +126,25 @@ def test_parts_learn_while_the_next_tree_grows_and_from_the_last_round_too() -> 
     assert seen == contexts
 
 
+def test_a_part_that_reads_scores_learns_before_the_next_pass_takes_their_place() -> None:
+    _, whole = backends()
+
+    @dataclasses.dataclass
+    class Reader(Fixed):
+        reads_scores = True
+
+        def observe(self, outcome: Outcome) -> None:
+            outcome.scores.logits(outcome.verdict.path[-1])
+            self.read_ = outcome.context
+
+    engine = Engine(whole, recipe_of(tame_head(), 3, Reader(nodes=9, depth=3, width=3)))
+    decoding = Decoding(engine, make_text(9, 1), Sampling(max_tokens=40), Keyed(0))
+    for _ in range(3):
+        [scores] = whole.score([decoding.draft()])
+        assert decoding.judge(scores).context == decoding.controller.read_  # type: ignore[attr-defined]
+    decoding.close()
+
+
 def test_rounds_without_a_device_are_learnt_at_once() -> None:
     steps, _ = backends()
     engine = Engine(steps, recipe_of(tame_head(), 3, Fixed(nodes=9, depth=3, width=3)))

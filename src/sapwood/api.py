@@ -1,7 +1,6 @@
 """The front door: a model, a recipe, and text in and out."""
 
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -10,7 +9,7 @@ from weakref import WeakValueDictionary
 from sapwood.completion import Completion, Step, collect
 from sapwood.engine import Engine
 from sapwood.loading import ReadText, load
-from sapwood.output import steps
+from sapwood.output import steps, within
 from sapwood.profile import Profile
 from sapwood.protocols import Backend, Words, no_tokenizer, no_words
 from sapwood.recipe import Recipe
@@ -78,10 +77,14 @@ class LLM:
         return no_words(model) if self.text is None else self.text
 
     def _build(self, recipe: Recipe) -> None:
-        encode = no_tokenizer if self.text is None else partial(self.text.encode, whole=False)
-        self.engine = Engine(self.target, recipe, self.profile.curve, self._lend, encode=encode, words=self._words)
+        self.engine = self.bind(recipe)
         if not self.profile.measured and getattr(recipe.controller, "priced", False):
             self.profile.measure(self.target, self.progress, quick=True)
+
+    def bind(self, recipe: Recipe) -> Engine:
+        """A further engine for this recipe: the weights are shared, what its parts remember is not."""
+        encode = no_tokenizer if self.text is None else partial(self.text.encode, whole=False)
+        return Engine(self.target, recipe, self.profile.curve, self._lend, encode=encode, words=self._words)
 
     @property
     def recipe(self) -> Recipe:
@@ -112,9 +115,7 @@ class LLM:
         return self._decode(read_chat(messages, self.target.info, self.text), sampling)
 
     def _decode(self, prompt: list[int], options: Mapping[str, Any]) -> Iterator[Step]:
-        sampling = read_sampling(options, self.target.info, self.text)
-        room = self.target.info.context - len(prompt)
-        sampling = dataclasses.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        sampling = within(read_sampling(options, self.target.info, self.text), self.target.info.context - len(prompt))
         return self._kept(steps(self.engine, prompt, sampling, self.text, measured=self.profile.measured))
 
     def _kept(self, running: Iterator[Step]) -> Iterator[Step]:

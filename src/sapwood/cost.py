@@ -1,7 +1,8 @@
 """Seconds of a target pass, by rows and by context: a measured staircase, refined while running.
 
-A row is one node of the tree, root included, so plain decoding is one row. The table is stored
-per model, backend, device, dtype and thread count.
+A row is one node of a tree, root included, so plain decoding is one row. A pass may hold the trees of several
+requests: then its rows are those of all, and every tree after the first costs a little of its own. The table is
+stored per model, backend, device, dtype and thread count.
 """
 
 import bisect
@@ -21,19 +22,21 @@ OUTLIER = 2.0  # a pass slower or faster than this factor counts as this factor
 
 @dataclass
 class CostCurve:
-    """Measured seconds on a grid of contexts and rows; linear between, flat outside."""
+    """Measured seconds on a grid of contexts and rows; linear between; beyond the last row in proportion."""
 
     rows: list[int]  # ascending, starts at 1
     contexts: list[int]  # ascending
     table: list[list[float]]  # [contexts][rows] seconds
     drift: float = 1.0  # present speed of the machine against the table
+    tree: float = 0.0  # seconds that each tree after the first adds to a pass, beside those of its rows
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)  # by context; see `_line`
 
-    def seconds(self, rows: int, context: int) -> float:
-        """Predicted seconds of a pass over this many rows."""
+    def seconds(self, rows: int, context: int, trees: int = 1) -> float:
+        """Predicted seconds of a pass over this many rows of so many trees."""
         below, above, weight = self._between(context)
         low = self._cell(below, rows)
-        return (low + weight * (self._cell(above, rows) - low if weight else 0.0)) * self.drift
+        found = low + weight * (self._cell(above, rows) - low if weight else 0.0)
+        return (found + (trees - 1) * self.tree) * self.drift
 
     def line(self, most: int, context: int) -> FloatArray:
         """Seconds of passes over 1, 2, ... most rows at this context."""
@@ -42,22 +45,24 @@ class CostCurve:
         found: FloatArray = (low + weight * (self._line(above, most) - low) if weight else low) * self.drift
         return found
 
-    def plain(self, rows: int, context: int, seconds: float) -> float:
-        """What a pass over one row would have taken when this one took `seconds`.
+    def plain(self, rows: int, context: int, seconds: float, trees: int = 1) -> float:
+        """What a pass over the roots alone would have taken when this one took `seconds`.
 
         Only the shape of the table is used, so a machine that is busy just now does not count.
         """
-        return seconds * self.seconds(1, context) / self.seconds(rows, context)
+        return seconds * self.seconds(trees, context, trees) / self.seconds(rows, context, trees)
 
-    def observe(self, rows: int, context: int, seconds: float) -> None:
+    def observe(self, rows: int, context: int, seconds: float, trees: int = 1) -> None:
         """Refine from a real pass: the machine's speed quickly, the shape of the staircase slowly."""
-        factor = seconds / self.seconds(rows, context)
+        factor = seconds / self.seconds(rows, context, trees)
         factor = min(max(factor, 1 / OUTLIER), OUTLIER)
         self.drift *= 1 + DRIFT * (factor - 1)
         column = min(range(len(self.rows)), key=lambda column: abs(self.rows[column] - rows))
         below, above, weight = self._between(context)
         place = above if weight > 0.5 else below
         self.table[place][column] *= 1 + SHAPE * (factor - 1)
+        if trees > 1:
+            self.tree *= 1 + SHAPE * (factor - 1)
         if (kept := self._lines.pop(place, None)) is not None:
             self._line(place, len(kept))
 
@@ -65,8 +70,10 @@ class CostCurve:
         """Seconds of so many rows at one of the measured contexts, before drift."""
         known, cells = self.rows, self.table[place]
         above = bisect.bisect_left(known, rows)
-        if above == 0 or above == len(known):
-            return cells[0 if above == 0 else -1]
+        if above == len(known):  # every row is work of its own there
+            return cells[-1] * rows / known[-1]
+        if above == 0:
+            return cells[0]
         low, high = known[above - 1], known[above]
         return cells[above - 1] + (rows - low) / (high - low) * (cells[above] - cells[above - 1])
 
@@ -74,7 +81,9 @@ class CostCurve:
         """The same for 1, 2, ... most rows; kept, as rounds ask for it again and again."""
         kept = self._lines.get(place)
         if kept is None or len(kept) < most:
-            kept = self._lines[place] = np.interp(np.arange(1, most + 1), self.rows, self.table[place])
+            rows = np.arange(1, most + 1)
+            beyond = np.maximum(rows / self.rows[-1], 1.0)
+            kept = self._lines[place] = np.interp(rows, self.rows, self.table[place]) * beyond
         return kept[:most]
 
     def _between(self, context: int) -> tuple[int, int, float]:
@@ -89,22 +98,24 @@ class CostCurve:
     def to_json(self) -> dict[str, Any]:
         """What is stored."""
         table = [[cell * self.drift for cell in line] for line in self.table]
-        return {"rows": self.rows, "contexts": self.contexts, "seconds": table}
+        return {"rows": self.rows, "contexts": self.contexts, "seconds": table, "tree": self.tree * self.drift}
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "CostCurve":
         """Read back what `to_json` wrote; a ValueError where it is something else."""
         rows, contexts = (np.array(record[key], np.int64) for key in ("rows", "contexts"))
-        table = np.array(record["seconds"], np.float64)
+        table, tree = np.array(record["seconds"], np.float64), float(record.get("tree", 0.0))
         whole = table.size and table.shape == (len(contexts), len(rows))
         ascending = (np.diff(rows) > 0).all() and (np.diff(contexts) > 0).all()
-        if not whole or rows[0] != 1 or not ascending or not (np.isfinite(table) & (table > 0)).all():
+        positive = (np.isfinite(table) & (table > 0)).all() and 0 <= tree < np.inf
+        if not whole or rows[0] != 1 or not ascending or not positive:
             raise ValueError("not a table of seconds by contexts and rows")
-        return cls(rows.tolist(), contexts.tolist(), table.tolist())
+        return cls(rows.tolist(), contexts.tolist(), table.tolist(), tree=tree)
 
     def become(self, other: "CostCurve") -> None:
         """Take over another curve's table, for all who hold this one."""
-        self.rows, self.contexts, self.table, self.drift = other.rows, other.contexts, other.table, other.drift
+        self.rows, self.contexts, self.table = other.rows, other.contexts, other.table
+        self.drift, self.tree = other.drift, other.tree
         self._lines.clear()
 
     def save(self, path: Path) -> None:

@@ -7,11 +7,14 @@ baseline and a method share every line that is timed.
 import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sapwood.cost import CostCurve, flat
 from sapwood.errors import SapwoodError
 from sapwood.laws import PathLaws
+from sapwood.part import Part
 from sapwood.protocols import (
     Backend,
     Drafter,
@@ -19,6 +22,7 @@ from sapwood.protocols import (
     Policy,
     Request,
     Scores,
+    Session,
     Setting,
     Words,
     Work,
@@ -26,7 +30,7 @@ from sapwood.protocols import (
     no_words,
 )
 from sapwood.recipe import Recipe
-from sapwood.records import Budget, Outcome, Times
+from sapwood.records import Budget, Company, Joint, Outcome, Times
 from sapwood.rng import Rng
 from sapwood.sampling import Sampler, Sampling
 from sapwood.tree import CAPACITY, Tree
@@ -66,20 +70,30 @@ class Engine:
 class Decoding:
     """One request under way; a scheduler may interleave the drafts and judgements of many."""
 
-    def __init__(self, engine: Engine, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        rng: Rng,
+        session: Session | None = None,  # holds all but the last token already; from now on it is ours to close
+        said: Sequence[int] = (),  # tokens that the request has emitted before, when it had to give its memory up
+    ) -> None:
         self.info, self.rng = engine.target.info, rng
         if not prompt:
             raise SapwoodError("an empty prompt has nothing to continue; give at least one token")
         sampling.check_tokens(self.info.vocab)
-        self.sampler = Sampler(sampling, prompt)
-        self.session, self.root = engine.target.open(prompt[:-1]), prompt[-1]
+        self.sampler, text = Sampler(sampling, prompt), [*prompt, *said]
+        self.sampler.commit(said)
+        self.session, self.root = session or engine.target.open(text[:-1]), text[-1]
         self.clock = Clock(engine.now)
         try:
-            parts = engine.recipe.fresh(Request(prompt, self.sampler, self.session))
+            parts = engine.recipe.fresh(Request(text, self.sampler, self.session))
         except BaseException:
             self.session.close()
             raise
         self.drafter, self.policy, self.verifier, self.controller = parts
+        self.patient = not any(getattr(part, "hurried", False) for part in parts[1:])  # may observe a round late
         self.lesson: Outcome | None = None  # a round that only the drafter has observed so far
         self.coming: Budget | None = None  # of the next round, where it could be set ahead
         self.clock.lap("draft")  # what parts do with the prompt is part of their price
@@ -91,35 +105,47 @@ class Decoding:
 
     def draft(self, most: int = CAPACITY - 1) -> Work:
         """Grow and prune this round's tree, of at most `most` nodes besides the root."""
+        self.grow(most)
+        return self.cut()
+
+    def grow(self, most: int = CAPACITY - 1, company: Company | None = None) -> None:
+        """Grow this round's candidates, at the prices of those who will share the pass."""
         self.clock.restart()  # what the caller did since the last round is not ours
-        budget, self.coming = (self.coming or self.controller.budget()).within(*self.room(most)), None
-        self.asked = budget.nodes > 0
-        self.grown = grow(self.root, self.drafter, self.policy, budget, self.rng)
-        cut = self.grown.pruned
-        self.tree = self.policy.prune(self.grown, budget) if cut is None else cut
+        if company is not None:
+            self.coming = None
+            join(self.controller, company)
+        self.budget, self.coming = (self.coming or self.controller.budget()).within(*self.room(most)), None
+        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng)
+
+    def cut(self, nodes: int | None = None) -> Work:
+        """Prune what was grown: to what the policy wants, or to at most `nodes` besides the root."""
+        whole = self.grown.pruned
+        budget = self.budget if nodes is None else replace(self.budget, nodes=nodes, price=None)
+        self.tree = self.policy.prune(self.grown, budget) if whole is None else whole
         self.clock.lap("draft")
-        if self.lesson is not None:
-            self.learn()
-            if cut is None:  # else it took no time: the device was growing
-                self.clock.lap("other")
         return Work(self.session, self.tree)
 
-    def judge(self, scores: Scores) -> Outcome:
-        """Verify the scored tree, keep what stands, and let every part learn from it."""
-        if self.grown.pruned is not None:  # the device is at work; the controller learns nothing before it goes on
+    def judge(self, scores: Scores, joint: Joint | None = None) -> Outcome:
+        """Verify the scored tree, keep what stands, and let every part learn from it; `joint` is a shared pass."""
+        self.learn()  # where that was put off; the device is at work, so it takes no time
+        overlaps = self.grown.pruned is not None and joint is None and self.patient
+        if overlaps:
             self.coming = self.controller.budget()
+        if joint is not None:
+            self.clock.book("verify", joint.seconds)
         laws = PathLaws(self.tree, scores, self.sampler)
         context = self.session.length
         verdict = self.verifier.verify(self.tree, laws, context, self.rng)
         self.session.commit(verdict.path)
         self.clock.lap("verify")
         self.clock.shift("verify", "draft", self.tree.drafting)
-        outcome = Outcome(self.grown, self.tree, verdict, scores, context, self.clock.split(), self.asked)
+        asked, times = self.budget.nodes > 0, self.clock.split()
+        outcome = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, joint)
         self.sampler.commit(outcome.tokens)
         self.drafter.observe(outcome)
         self.clock.lap("draft")  # what a drafter spends on learning is part of its price, booked with the next round
         self.root, self.lesson = verdict.bonus, outcome
-        if self.grown.pruned is None:  # where a device grows trees, the host learns while the next one grows
+        if not overlaps:  # where a device grows trees, the host learns while the next one is grown and checked
             self.learn()
             self.clock.lap("other")
         return outcome
@@ -140,10 +166,19 @@ class Decoding:
         return min(most, self.info.max_nodes - 1), depth
 
     def close(self) -> None:
-        """Learn from the last round and free the request's memory."""
-        self.learn()
-        for part in (self.session, self.drafter, self.policy, self.verifier, self.controller):
-            part.close()
+        """Learn from the last round and free the request's memory, all of it even where a part fails."""
+        with ExitStack() as stack:
+            for part in (self.controller, self.verifier, self.policy, self.drafter, self.session):
+                stack.callback(part.close)  # the last one first
+            self.learn()
+
+
+def join(part: Any, company: Company) -> None:
+    """Tell a controller, and those inside it, who shares the coming pass."""
+    if (told := getattr(part, "join", None)) is not None:
+        told(company)
+    for inner in part.nested() if isinstance(part, Part) else ():
+        join(inner, company)
 
 
 def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
@@ -188,6 +223,11 @@ class Clock:
         now = self.now()
         self.stages[stage] += now - self.last
         self.last = now
+
+    def book(self, stage: str, seconds: float) -> None:
+        """Book these seconds under this stage instead of what has passed since the last lap."""
+        self.stages[stage] += seconds
+        self.last = self.now()
 
     def shift(self, giver: str, taker: str, seconds: float) -> None:
         """Book seconds of one stage under another, as far as the stage has them."""

@@ -161,7 +161,7 @@ class Rule(enum.Enum):
 def gain(outcome: Outcome, cost: CostCurve) -> float:
     """How many times as fast as plain decoding a round was, by its own clock and the shape of the cost curve."""
     times = outcome.times
-    plain = cost.plain(len(outcome.tree), outcome.context, times.verify)
+    plain = cost.plain(outcome.rows, outcome.context, times.verify, outcome.trees)
     spent = times.draft + times.verify
     return len(outcome.tokens) * plain / spent if spent > 0 else 1.0
 

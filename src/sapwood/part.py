@@ -19,6 +19,7 @@ class Part:
     paper: ClassVar[str] = ""  # arXiv id or citation of the rule
     source: int = 0  # a drafter's bit in `Tree.sources`
     reads_laws: bool = False  # a policy's wish: drafters leave their whole laws in `Tree.laws`
+    reads_scores: bool = False  # it observes the round's scores, which the next pass may overwrite
 
     @property
     def fan(self) -> int:
@@ -53,6 +54,11 @@ class Part:
             for item in value if isinstance(value, list) else [value]:
                 if isinstance(item, Part):
                     yield item
+
+    @property
+    def hurried(self) -> bool:
+        """True when this part, or one inside it, must observe a round before the next pass."""
+        return self.reads_scores or any(part.hurried for part in self.nested())
 
     def fresh(self) -> Self:
         """A copy for one request: options and shared memory are the same objects, nested parts are copies."""

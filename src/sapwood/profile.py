@@ -27,6 +27,9 @@ QUICK_S, FULL_S = 1.5, 8.0  # seconds of measuring per context
 DEPTH = 8  # of the trees that are timed
 ENOUGH = 4  # sizes that are timed however slow the machine is
 PREPARE = 2  # passes of each size that a GPU backend may spend on compiling and capturing it
+WIDE = (64, 96, 128, 192, 256)  # rows of passes that many requests share
+CROWD = 8  # requests in the passes that tell what a further tree costs
+WIDE_S = 0.5  # seconds of measuring each of these two
 KEEP_S = 30.0  # seconds between two savings of a curve that running requests refine
 
 
@@ -55,6 +58,14 @@ class Profile:
         rows, contexts, seconds = (QUICK_ROWS, QUICK, QUICK_S) if quick else (ROWS, FULL, FULL_S)
         self.curve.become(measure(target, rows, contexts, seconds, progress))
         self.measured = True
+        self.keep(at_once=True)
+
+    def widen(self, target: Backend, progress: Progress) -> None:
+        """Measure what passes of many requests take, unless that is known; for whoever serves them."""
+        if not self.measured or self.curve.rows[-1] >= WIDE[-1] or target.info.max_nodes < WIDE[-1]:
+            return
+        progress(f"measuring passes of many requests to {target.info.model}")
+        self.curve.become(widened(target, self.curve))
         self.keep(at_once=True)
 
     def keep(self, *, at_once: bool = False) -> None:
@@ -94,6 +105,40 @@ def measure(
         session.close()
     table = [line(sorted(rows), cells) for cells in reversed(times)]
     return CostCurve(sorted(rows), grid, table)
+
+
+def widened(target: Backend, curve: CostCurve) -> CostCurve:
+    """The same curve with more rows, and with what each further tree of a pass costs."""
+    info, noise = target.info, np.random.default_rng(0)
+    context = min(QUICK[0], info.context // 4)
+    session = target.open(noise.integers(info.vocab, size=context).tolist())
+    forks: list[Session] = []
+    try:
+        times = sweep(target, session, [bush(rows, info.vocab, noise) for rows in WIDE], WIDE_S)
+        forks += [session.fork() for _ in range(CROWD)]
+        together = crowded(target, forks, Tree(0))
+    finally:
+        for held in (session, *forks):
+            held.close()
+    found, last = line(WIDE, times), curve.rows[-1]
+    base = float(np.interp(last, (0, *WIDE), (0.0, *found)))  # as long as the last rows that are known
+    more = [(rows, seconds / base) for rows, seconds in zip(WIDE, found, strict=True) if rows > last]
+    known = [cells[-1] for cells in curve.table]
+    table = [[*cells, *(end * ratio for _, ratio in more)] for cells, end in zip(curve.table, known, strict=True)]
+    tree = max(together / curve.drift - curve.seconds(CROWD, context) / curve.drift, 0.0) / (CROWD - 1)
+    return CostCurve([*curve.rows, *(rows for rows, _ in more)], curve.contexts, table, curve.drift, tree)
+
+
+def crowded(target: Backend, sessions: Sequence[Session], root: Tree) -> float:
+    """Seconds of a pass over one row of each of these sessions."""
+    times: list[float] = []
+    start = time.perf_counter()
+    while time.perf_counter() - start < WIDE_S or len(times) < ENOUGH:
+        begun = time.perf_counter()
+        scores = target.score([Work(session, root) for session in sessions])
+        scores[-1].argmax()  # waits for the device
+        times.append(time.perf_counter() - begun)
+    return float(np.quantile(times[1:], 0.25))
 
 
 def sweep(target: Backend, session: Session, trees: Sequence[Tree], seconds: float) -> Times:

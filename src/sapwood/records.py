@@ -131,6 +131,29 @@ class Times:
         return self.draft + self.verify + self.other
 
 
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Who shares the coming pass, as far as that is known before its trees are grown."""
+
+    trees: int = 1  # requests with a tree, this one included
+    rows: int = 0  # of all others: their roots, the nodes they sent last, prompts that are read
+    rate: float = 0.0  # tokens per second of all of them lately; 0 where nobody knows
+
+
+ALONE = Company()
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A pass that checked the trees of several requests, or read prompts beside them."""
+
+    trees: int  # requests whose trees were checked
+    rows: int  # of all trees
+    reading: int  # further rows, of prompts
+    context: int  # mean of committed tokens that a row could see
+    seconds: float  # of the whole pass
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One finished round, as every part gets to observe it."""
@@ -142,6 +165,17 @@ class Outcome:
     context: int  # committed tokens before the round
     times: Times = field(default_factory=Times)
     asked: bool = True  # the budget had room for a tree; False while drafting rests
+    joint: Joint | None = None  # the pass, where it was shared; then `times.verify` is that of the whole pass
+
+    @property
+    def rows(self) -> int:
+        """Rows of the pass, of all who shared it."""
+        return len(self.tree) if self.joint is None else self.joint.rows + self.joint.reading
+
+    @property
+    def trees(self) -> int:
+        """Trees of the pass."""
+        return 1 if self.joint is None else self.joint.trees
 
     @cached_property
     def tokens(self) -> list[int]:

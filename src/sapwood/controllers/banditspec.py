@@ -80,7 +80,7 @@ class BanditSpec(Part):
     def observe(self, outcome: Outcome) -> None:
         """Reward the arm; rounds that were cut short, or where the drafter had nothing, say nothing about it."""
         super().observe(outcome)
-        if self.watched:
+        if self.watched and outcome.joint is None:  # else whoever joined the requests refines it
             self.cost.observe(len(outcome.tree), outcome.context, outcome.times.verify)
         choice, budget, longest = self.played_.popleft()
         first, self.begun_ = not self.begun_, True

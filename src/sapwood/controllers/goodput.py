@@ -9,40 +9,22 @@ exactly as far as calibrated reach pays for them. When a stretch of speculating 
 than plain decoding would have been, drafting rests for a while and then tries again. Costs and
 chances that are never tried cannot be corrected, so after many rounds without a tree one small tree
 is sent whatever it costs.
+
+Where many requests share a pass, lambda is the throughput of all, and V(n) is read where the others' rows end:
+the more there are, the less a row is shared by and the fewer nodes pay.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sapwood.controllers.ledger import Entry, Ledger, alone, refine
 from sapwood.cost import CostCurve
 from sapwood.part import Part, at_least, between
 from sapwood.protocols import Request, Setting
-from sapwood.records import NO_NODES, Budget, Outcome
+from sapwood.records import ALONE, NO_NODES, Budget, Company, Outcome
 from sapwood.tree import CAPACITY
 
-FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
 PROBE = 2  # nodes of the tree that is sent unpriced: where rows are dear it must not cost more than it can teach
-SELDOM = 16  # how much further apart fruitless probes may move
-BRIEF = 3  # how much shorter a try is after one that failed
-RECENT = 10  # rounds that the draft seconds of a node look back
-MISHAP = 4.0  # a stage that takes more than so many times what was foreseen compiled something, or was interrupted
-
-
-@dataclass
-class Ledger:
-    """What the controller remembers from request to request."""
-
-    tokens: float = 0.0  # emitted, faded
-    seconds: float = 0.0  # spent, faded
-    plain: float = 0.0  # what plain decoding would have spent on the same tokens, faded
-    expansion: float = 0.0  # draft seconds of one expanded node, running average
-    drafts: int = 0  # rounds in that average
-    rounds: int = 0  # speculating rounds since the last decision
-    rest: int = 0  # plain rounds still to go
-    pause: int = 0  # length of the next rest
-    failed: bool = False  # the last try ended in a rest
-    idle: int = 0  # rounds since a tree was last sent
-    wait: int = 0  # of these, before one is sent unpriced
 
 
 @dataclass
@@ -68,78 +50,41 @@ class Goodput(Part):
     def bind(self, setting: Setting) -> None:
         """Take the machine's cost curve; the ledger is shared by all requests."""
         self.cost: CostCurve = setting.cost
-        self.ledger = Ledger(pause=self.pause, wait=self.probe)
+        self.ledger = Ledger(self.slack, self.patience, self.pause, self.longest, self.probe)
 
     def reset(self, request: Request) -> None:
-        """Begin at the prompt's length."""
-        self.context_, self.begun_ = len(request.prompt) - 1, False
+        """Begin at the prompt's length, alone."""
+        self.context_, self.begun_, self.company_ = len(request.prompt) - 1, False, ALONE
+
+    def join(self, company: Company) -> None:
+        """Learn who shares the coming pass."""
+        self.company_ = company
+        self.ledger.meet(company.trees, self.plain())
+
+    def plain(self) -> float:
+        """Seconds per token of plain decoding, in this company."""
+        trees = self.company_.trees
+        return self.cost.seconds(trees, self.context_, trees) / trees
 
     def budget(self) -> Budget:
         """The largest budget, with the price of everything in it."""
         if self.ledger.rest > 0:
             return NO_NODES
-        if self.ledger.idle >= self.ledger.wait:
+        if self.ledger.probes():
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
-        line = self.cost.line(self.nodes + 1, self.context_)  # seconds by rows, the root alone first
-        rate = self.rate(line[0])
+        others = self.company_.rows
+        line = self.cost.line(others + self.nodes + 1, self.context_)[others:]  # seconds by rows, the root alone first
+        rate = self.rate()
         price, draft = rate * (line - line[0]), rate * self.ledger.expansion
         return Budget(self.nodes, self.depth, self.width, price, draft, rate)
 
-    def rate(self, plain: float) -> float:
+    def rate(self) -> float:
         """Present tokens per second, never less than plain decoding's."""
-        ledger = self.ledger
-        return max(ledger.tokens / ledger.seconds if ledger.seconds else 0.0, 1 / plain)
+        return max(self.company_.rate or self.ledger.rate, 1 / self.plain())
 
     def observe(self, outcome: Outcome) -> None:
-        """Refine the cost curve, keep the books, and decide whether to rest."""
-        ledger, times, rows = self.ledger, outcome.times, len(outcome.tree)
-        verify = unspoiled(times.verify, self.cost.seconds(rows, outcome.context))
-        self.cost.observe(rows, outcome.context, times.verify)
-        self.context_ = outcome.context + outcome.verdict.accepted + 1
-        if rows > 1:
-            probed = ledger.idle >= ledger.wait
-            ledger.wait = min(2 * ledger.wait, SELDOM * self.probe) if probed else self.probe
-        ledger.idle = 0 if rows > 1 else ledger.idle + 1
-        if ledger.rest > 0:
-            ledger.rest -= 1
-            return
-        expanded = int(outcome.grown.expanded.sum())
-        draft = self.drafted(expanded, times.draft) if self.begun_ else 0.0  # reading the prompt is spent anyway
-        plain = self.cost.plain(rows, outcome.context, verify)
-        tokens, self.begun_ = len(outcome.tokens), True
-        ledger.tokens = FADE * ledger.tokens + tokens
-        ledger.seconds = FADE * ledger.seconds + draft + verify
-        ledger.plain = FADE * ledger.plain + tokens * plain
-        ledger.rounds += 1
-        if ledger.rounds >= (self.patience // BRIEF if ledger.failed else self.patience):
-            self.decide()
-
-    def drafted(self, expanded: int, seconds: float) -> float:
-        """Take in what expanding so many nodes took; the seconds to book, without what a mishap added."""
-        ledger = self.ledger
-        if not expanded or not seconds:
-            return seconds
-        first, seconds = not ledger.drafts, unspoiled(seconds, expanded * ledger.expansion)
-        each = seconds / expanded
-        if ledger.drafts < RECENT:  # some of the first rounds load and compile: the quickest shows what drafting takes
-            ledger.expansion = min(ledger.expansion or each, each)
-        else:
-            ledger.expansion += (each - ledger.expansion) / RECENT
-        ledger.drafts += 1
-        return 0.0 if first else seconds
-
-    def decide(self) -> None:
-        """Rest when the last stretch was slower than plain decoding; forgive when it was faster."""
-        ledger = self.ledger
-        ledger.rounds = 0
-        if ledger.plain < (1 - self.slack) * ledger.seconds:
-            ledger.rest, ledger.pause = ledger.pause, min(2 * ledger.pause, self.longest)
-            ledger.tokens = ledger.seconds = ledger.plain = 0.0
-            ledger.failed = True
-        elif ledger.plain > ledger.seconds:
-            ledger.pause, ledger.failed = self.pause, False
-
-
-def unspoiled(seconds: float, foreseen: float) -> float:
-    """The seconds of a stage, or those foreseen where a mishap says nothing about it."""
-    return foreseen if 0 < MISHAP * foreseen < seconds else seconds
+        """Enter the round in the books; where it was shared, they are settled by whoever joined the requests."""
+        self.ledger.entries.append(Entry.of(outcome, first=not self.begun_))
+        self.context_, self.begun_ = outcome.context + outcome.verdict.accepted + 1, True
+        if outcome.joint is None:
+            self.ledger.settle(refine(self.cost, alone(outcome)), self.cost)

@@ -32,6 +32,7 @@ class Ldlp(Part):
     weights: str = ""  # folder of the trained predictor; empty: the one trained for this model
 
     paper: ClassVar[str] = "2412.18910"
+    reads_scores = True
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
 
     def __post_init__(self) -> None:

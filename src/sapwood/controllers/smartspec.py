@@ -5,7 +5,8 @@ SmartSpec, later TurboSpec (arXiv 2406.14066): with acceptance rate a, k drafted
 best k is taken each round, and at large batches it is none. The rate is that of tokens put to the
 question: accepted / drafted, as published, counts tokens that nobody judged as refused (0.54 instead of 0.8
 for chains of five). Without a draft nothing is learnt, so a short one is tried now and then. Cost may rise
-in stairs, so all lengths are compared. A draft step is taken to cost a batch what it costs one request.
+in stairs, so all lengths are compared. A draft step of a batch that is only assumed, by the option, is taken to cost
+what it costs one request; where requests do share a pass, their number is known and each drafts in its turn.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from sapwood.arrays import FloatArray
 from sapwood.cost import CostCurve
 from sapwood.part import Part, at_least, between
 from sapwood.protocols import Request, Setting
-from sapwood.records import NO_NODES, Budget, Outcome
+from sapwood.records import NO_NODES, Budget, Company, Outcome
 
 PRIOR = 4.0  # drafted tokens that the rate to begin with is worth
 RECENT = 10  # rounds that the seconds of a draft step look back
@@ -40,7 +41,7 @@ class SmartSpec(Part):
     """The chain length of most expected tokens per second, by acceptance rate, cost curve and batch."""
 
     most: int = 8  # longest chain
-    batch: int = 1  # requests that share a pass, all with the same length
+    batch: int = 1  # requests that share a pass, all with the same length, where nobody says how many there are
     start: float = 0.7  # acceptance rate to begin with, 0 to 1
     fade: float = 0.95  # weight that a round keeps after the next one
     bonus: float = 1.1  # how many times its worth plain decoding counts: the price of speculating at all
@@ -62,6 +63,11 @@ class SmartSpec(Part):
     def reset(self, request: Request) -> None:
         """Begin at the prompt's length."""
         self.context_, self.begun_ = len(request.prompt) - 1, False
+        self.batch_, self.turns_ = self.batch, 1
+
+    def join(self, company: Company) -> None:
+        """Learn how many requests share the coming pass."""
+        self.batch_ = self.turns_ = company.trees
 
     def rate(self) -> float:
         """Chance that the next drafted token is accepted."""
@@ -83,21 +89,18 @@ class SmartSpec(Part):
         """Expected tokens per second of a chain of 0, 1, ... tokens."""
         lengths = np.arange(self.most + 1)
         tokens = np.cumsum(rate**lengths)  # 1 + a + ... + a^k
-        passes = np.array([self.seconds(self.batch * (1 + length)) for length in range(self.most + 1)])
-        seconds = lengths * self.record.step + passes
-        found: FloatArray = self.batch * tokens / seconds
+        rows = [self.batch_ * (1 + length) for length in range(self.most + 1)]
+        passes = np.array([self.cost.seconds(count, self.context_, self.turns_) for count in rows])
+        seconds = self.turns_ * lengths * self.record.step + passes
+        found: FloatArray = self.batch_ * tokens / seconds
         found[0] *= self.bonus
         return found
-
-    def seconds(self, rows: int) -> float:
-        """Seconds of a pass; beyond the measured rows in proportion, where every row is work of its own."""
-        known = self.cost.rows[-1]
-        return self.cost.seconds(min(rows, known), self.context_) * max(rows / known, 1.0)
 
     def observe(self, outcome: Outcome) -> None:
         """Refine the cost curve, the rate and the price of drafting."""
         record, accepted, drafted = self.record, outcome.verdict.accepted, outcome.tree.height
-        self.cost.observe(len(outcome.tree), outcome.context, outcome.times.verify)
+        if outcome.joint is None:  # else whoever joined the requests refines it
+            self.cost.observe(len(outcome.tree), outcome.context, outcome.times.verify)
         self.context_ = outcome.context + accepted + 1
         begun, self.begun_ = self.begun_, True
         record.idle = 0 if drafted else record.idle + 1

@@ -1,0 +1,1 @@
+"""The server: many requests, one model, trees that share a budget."""
