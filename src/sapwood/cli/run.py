@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from sapwood.completion import Completion, Step
 
 Prompt = Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")]
+Trace = Annotated[Path | None, typer.Option("--trace", help="Record every round in this file, for `sapwood trace`.")]
 Live = Annotated[bool, typer.Option("--live", help="Watch the token tree of every round (on a terminal).")]
 
 
@@ -43,24 +45,41 @@ def command(
     threads: o.Threads = None,
     raw: o.Raw = False,
     live: Live = False,
+    trace: Trace = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Answer one prompt and say what speculation did."""
     choice, sampling = o.choice_of(locals()), o.sampling_of(locals())
-    answer(choice, read(prompt), sampling, raw=raw, live=live, as_json=as_json)
+    answer(choice, read(prompt), sampling, raw=raw, live=live, trace=trace, as_json=as_json)
 
 
-def answer(choice: o.Choice, prompt: str, sampling: dict[str, Any], *, raw: bool, live: bool, as_json: bool) -> None:
+def answer(
+    choice: o.Choice,
+    prompt: str,
+    sampling: dict[str, Any],
+    *,
+    raw: bool,
+    live: bool,
+    trace: Path | None,
+    as_json: bool,
+) -> None:
     """Open the model, decode, and print the text or the record."""
+    from sapwood.bench.plan import check_place
     from sapwood.cli import show
+    from sapwood.cli.trace import kept
     from sapwood.completion import collect
     from sapwood.request import check_options, check_text
 
     check_options(sampling)  # a wrong option fails before a model is loaded
     check_text(prompt)
+    if trace is not None:
+        check_place(trace)
     with show.progress() as progress:
         llm = choice.open(progress)
-        steps = llm.stream(prompt, raw=raw, **sampling)
+        if trace is None:
+            steps = llm.stream(prompt, raw=raw, **sampling)
+        else:
+            steps = kept(llm, choice, trace, prompt, sampling, raw=raw)
     with llm:
         out = collect(steps if as_json else shown(steps, llm, live=live))
     if as_json:

@@ -1,0 +1,185 @@
+"""`sapwood certify`: prove or refute that a recipe, or a server, is lossless."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapwood.cli import options as o
+
+if TYPE_CHECKING:
+    from sapwood.certify.report import Report
+
+SUBJECT = "A recipe's name or spelling, or the address of a server: http://HOST:PORT."
+REFERENCE = "A server that decodes plainly, to compare with."
+OFF = 'Fields of a request that turn speculation off in this server, as JSON; {"speculation": false} in our own.'
+SAMPLES = "Sampled answers to each prompt. [default: 256 of a server, 48 of a recipe]"
+KEY = "Environment variable that holds the server's key."
+MODEL = "Of a recipe: as elsewhere. Of a server: one that it lists. [default: smollm2; the first listed]"
+
+Subject = Annotated[str, typer.Argument(help=SUBJECT)]
+Reference = Annotated[str, typer.Option("--reference", help=REFERENCE)]
+Off = Annotated[str, typer.Option("--off", help=OFF)]
+Model = Annotated[str, typer.Option("--model", help=MODEL)]
+Samples = Annotated[int | None, typer.Option("--samples", help=SAMPLES)]
+Prompts = Annotated[int, typer.Option("--prompts", help="How many prompts, at most 8.")]
+Minutes = Annotated[float, typer.Option("--minutes", help="Longest time of all; what is not done by then is left out.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds of one request.")]
+Workers = Annotated[int, typer.Option("--concurrency", help="Requests under way at once.")]
+Level = Annotated[float, typer.Option("--level", help="Chance that an honest subject fails, over all tests.")]
+Slack = Annotated[float, typer.Option("--slack", help="Logprobs of a server closer than this are a tie.")]
+KeyName = Annotated[str, typer.Option("--key", help=KEY)]
+Toy = Annotated[bool, typer.Option("--toy", help="A recipe: on toy targets alone; no model is loaded.")]
+Report_ = Annotated[Path | None, typer.Option("--report", help="Write the record to this file as well.")]
+
+
+def command(
+    subject: Subject,
+    reference: Reference = "",
+    off: Off = "",
+    model: Model = "",
+    samples: Samples = None,
+    prompts: Prompts = 8,
+    minutes: Minutes = 10.0,
+    timeout: Timeout = 60.0,
+    concurrency: Workers = 4,
+    level: Level = 0.01,
+    slack: Slack = 0.1,
+    key: KeyName = "",
+    toy: Toy = False,
+    backend: o.BackendName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    threads: o.Threads = None,
+    report_file: Report_ = None,
+    as_json: o.AsJson = False,
+) -> int:
+    """Prove or refute that a recipe, or any OpenAI-compatible server, is lossless."""
+    from sapwood.bench.plan import check_place, write
+    from sapwood.certify.report import FAIL
+    from sapwood.part import between
+
+    between(1, 8, prompts=prompts)
+    between(1e-9, 0.5, level=level)
+    between(8, 1_000_000, samples=samples if samples is not None else 8)
+    if report_file is not None:
+        check_place(report_file)
+    given = dict(locals())
+    found = of_server(given) if "://" in subject else of_recipe(given)
+    if report_file is not None:
+        write(report_file, found.to_json())
+    show(found, as_json=as_json)
+    return 1 if found.verdict == FAIL else 0
+
+
+def of_server(given: dict[str, Any]) -> "Report":
+    """Examine a server."""
+    from dataclasses import replace
+
+    from sapwood.certify.client import Server
+    from sapwood.certify.exam import PROMPTS, Exam
+    from sapwood.certify.server import OWN, examine
+
+    until = time.monotonic() + 60 * given["minutes"]
+    plain = {"limit": given["timeout"], "until": until, "workers": given["concurrency"], "key": secret(given["key"])}
+    server = Server(given["subject"], given["model"], **plain)
+    other = Server(given["reference"], "", **plain) if given["reference"] else None
+    server.choose_model()
+    if other is None and (given["off"] or server.owner == "sapwood"):
+        other = replace(server, extra=fields(given["off"]) if given["off"] else OWN, requests=0)
+    with telling() as tick:
+        exam = Exam(
+            server, other, PROMPTS[: given["prompts"]], given["samples"] or 256, slack=given["slack"], tick=tick
+        )
+        return examine(exam, given["level"])
+
+
+def of_recipe(given: dict[str, Any]) -> "Report":
+    """Examine a recipe."""
+    from sapwood.bench.prompts import QUESTIONS
+    from sapwood.certify.recipe import Trial, examine
+    from sapwood.cli import show as terminal
+    from sapwood.recipes import resolve
+    from sapwood.request import read_prompt
+
+    recipe = resolve(given["subject"])
+    if given["toy"]:
+        return examine(given["subject"], None, recipe, given["level"])
+    choice = o.Choice(given["model"] or "smollm2", given["subject"], **{n: given[n] for n in PLACES})
+    with terminal.progress() as progress:
+        llm = choice.open(progress)
+    info = llm.target.info
+    asked = [read_prompt(text, info, llm.text, raw=False) for text in QUESTIONS[: given["prompts"]]]
+    with llm, telling() as tick:
+        trial = Trial(llm, recipe, asked, samples=given["samples"] or 48, tick=tick)
+        about = {"model": info.model, "device": info.device, "dtype": info.dtype}
+        return examine(given["subject"], trial, recipe, given["level"], about)
+
+
+PLACES = ("backend", "device", "dtype", "threads")
+
+
+def fields(text: str) -> dict[str, Any]:
+    """Fields of a request, from JSON."""
+    from sapwood.errors import SapwoodError
+
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SapwoodError(f"--off {text!r} is not JSON ({error}); write an object") from error
+    if not isinstance(found, dict):
+        raise SapwoodError(f"--off {text!r} must be an object, as in '{{\"speculation\": false}}'")
+    return found
+
+
+def secret(name: str) -> str:
+    """The key that an environment variable holds."""
+    from sapwood.errors import SapwoodError
+
+    if name and name not in os.environ:
+        raise SapwoodError(f"--key {name}: there is no such environment variable; set it to the server's key")
+    return os.environ[name] if name else ""
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is being asked, and how often it was."""
+    from rich.console import Console
+
+    console, count = Console(stderr=True), 0
+
+    def quiet(_: str) -> None:
+        pass
+
+    if not console.is_terminal:
+        yield quiet
+        return
+    with console.status("asking") as status:
+
+        def tick(what: str) -> None:
+            nonlocal count
+            count += 1
+            status.update(f"{what}, {count} answers so far")
+
+        yield tick
+
+
+def show(report: "Report", *, as_json: bool) -> None:
+    """Print the report, in words or as a record."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from sapwood.certify.report import words
+
+    if as_json:
+        print(json.dumps(report.to_json(), allow_nan=False))  # noqa: T201
+        return
+    text = Text(words(report))
+    for word, style in (("pass ", "green"), ("PASS", "bold green"), ("FAIL", "bold red")):
+        text.highlight_words([word], style)
+    Console().print(text, soft_wrap=True)
