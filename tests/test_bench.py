@@ -33,7 +33,9 @@ LAW = "recycling(draws=iid) + chain + speculative + fixed(nodes=2, depth=2, widt
 DESIGN = """recipe category prompts tokens seconds tokens_per_second tokens_per_pass passes nodes_per_pass waste
     speedup speedup_low speedup_high identical guarantee"""
 EXTRAS = """spelling prefill_seconds draft_share verify_share other_share calibration reliability ece departure
-    divergences skipped"""
+    divergences skipped temperature context batch turns tokens_per_second_low tokens_per_second_high tokens_per_pass_low
+    tokens_per_pass_high wasted_seconds regret best_fixed oracle_regret peak_memory joules energy_note peer weights
+    agreement agreement_share"""
 
 
 def engine(recipe: str) -> Engine:
@@ -258,7 +260,7 @@ def test_the_record_has_the_keys_of_the_design(tmp_path: Path, capsys: pytest.Ca
     options = ["--suite", "random", "--limit", "2", "--max-tokens", "8", "--json", str(path)]
     assert main(["bench", "--recipes", f"recycling;{LAW}", *options]) == 0
     record = json.loads(path.read_text())
-    assert list(record) == ["machine", "model", "suite", "command", "commit", "rows"]
+    assert list(record) == ["machine", "model", "suite", "command", "commit", "rows", "cost", "samples"]
     assert {"cpu", "cores", "threads", "torch", "platform", "python"} <= set(record["machine"])
     assert {"name", "dtype", "device"} <= set(record["model"])
     assert all(list(row) == f"{DESIGN} {EXTRAS}".split() for row in record["rows"])

@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from sapwood.bench.reliability import Reliability
+from sapwood.bench.samples import Sample, better
+from sapwood.cost import CostCurve
 from sapwood.engine import Engine
 from sapwood.errors import SapwoodError
 from sapwood.records import Outcome
@@ -36,24 +38,54 @@ class Run:
     verify: float = 0.0
     other: float = 0.0
     reliability: Reliability = field(default_factory=Reliability)
+    thrown: float = 0.0  # seconds of passes that went into refused nodes, as the cost curve has it
+    sample: Sample | None = None  # the round to show
+    timed: int | None = None  # tokens that the seconds cover; None: all of them
+    said: int | None = None  # tokens of a peer that gives words alone
+    text: str | None = None  # a peer's words
+    memory: int | None = None  # bytes at the peak
+    joules: float | None = None  # of the machine, while the run went on
 
     @property
     def seconds(self) -> float:
         """Seconds of decoding, the prompt left out."""
         return self.draft + self.verify + self.other
 
-    def count(self, outcome: Outcome, tokens: list[int]) -> None:
-        """Book one round, of which these tokens stay."""
-        tree, times = outcome.tree, outcome.times
+    @property
+    def length(self) -> int:
+        """Tokens of the output."""
+        return len(self.tokens) if self.said is None else self.said
+
+    @property
+    def paced(self) -> int:
+        """Tokens that the seconds cover."""
+        return self.length if self.timed is None else self.timed
+
+    def count(self, outcome: Outcome, tokens: list[int], cost: CostCurve) -> None:
+        """Book one round, of which these tokens stay; of a shared pass an even share."""
+        tree, times, joint = outcome.tree, outcome.times, outcome.joint
+        others = 0.0 if joint is None else joint.seconds * (1 - 1 / joint.trees)
+        refused = len(tree) - 1 - min(outcome.verdict.accepted, len(tokens))
         self.tokens += tokens
         self.passes += 1
         self.nodes += len(tree) - 1
         self.accepted += min(outcome.verdict.accepted, len(tokens))
         self.expected += float(tree.reach[1:].sum()) if tree.valued >= len(tree) else float("nan")
         self.draft += times.draft
-        self.verify += times.verify
+        self.verify += times.verify - others
         self.other += times.other
+        self.thrown += thrown_away(outcome, refused, cost)
+        self.sample = better(self.sample, outcome)
         self.reliability.count(outcome)  # after the round's clock was read
+
+
+def thrown_away(outcome: Outcome, refused: int, cost: CostCurve) -> float:
+    """Seconds by which the pass would have been shorter without the refused nodes, by the shape of the curve."""
+    if not refused:
+        return 0.0
+    spent = outcome.times.verify if outcome.joint is None else outcome.joint.seconds
+    without = cost.seconds(outcome.rows - refused, outcome.context, outcome.trees)
+    return spent * max(1 - without / cost.seconds(outcome.rows, outcome.context, outcome.trees), 0.0)
 
 
 def refuse(name: str, error: SapwoodError) -> None:
@@ -108,7 +140,7 @@ def decode(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> Run:
             if run.passes == 0:  # the clock of the rounds starts when the prompt has been read
                 run.prefill = engine.now() - start - outcome.times.total
             tokens = cut(outcome.tokens, ends)
-            run.count(outcome, tokens)
+            run.count(outcome, tokens, engine.cost)
             if tokens[-1] in ends or len(run.tokens) >= sampling.max_tokens:
                 break
     return run

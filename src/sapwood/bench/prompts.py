@@ -2,7 +2,8 @@
 
 `copy` and `edit` ask for text that stands in the prompt, where look-up drafters shine; `random` is
 noise, where they guess in vain until the model repeats itself, as small ones soon do at temperature
-0; `chat` is a dozen everyday questions.
+0; `chat` is a dozen everyday questions; `json` turns sentences into records, half new and half copied;
+`long` asks about a text of a few thousand tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from sapwood.rng import uniforms
 
 SIZE = 6  # prompts of each suite that is made by rule
 NOISE = 64  # tokens of a random prompt
+LONG = 60  # lines of a long text, each about 35 tokens
 
 QUESTIONS = (
     "What makes bread rise, and why does it need salt?",
@@ -110,9 +112,28 @@ def noise_prompts() -> list[Noise]:
     return [Noise(300 + number, NOISE) for number in range(SIZE)]
 
 
+def json_prompts() -> list[str]:
+    """Deliveries as a JSON list."""
+    keys = "number, customer, amount, goods, place, state"
+    ask = f"Turn these deliveries into a JSON list of objects with the keys {keys}. Answer with JSON only.\n\n{{}}"
+    return [ask.format(ledger(400 + number, 3 + number % 3)) for number in range(SIZE)]
+
+
+def long_prompts() -> list[str]:
+    """Questions about one line of a long text, and summaries of all of it."""
+    made = []
+    for number in range(SIZE):
+        text, line = ledger(500 + number, LONG + 5 * number), 7 * number + 11
+        asked = f"What happened to delivery {line}? Quote the sentence." if number % 2 else "Summarise what went wrong."
+        made.append(f"Here is the book of the yard:\n\n{text}\n\n{asked}")
+    return made
+
+
 BUILT_IN: dict[str, Callable[[], Sequence[str | Noise]]] = {
     "copy": copy_prompts,
     "edit": edit_prompts,
     "random": noise_prompts,
     "chat": lambda: QUESTIONS,
+    "json": json_prompts,
+    "long": long_prompts,
 }

@@ -1,5 +1,6 @@
 """Where numbers come from: machine, model, code, command."""
 
+import hashlib
 import os
 import platform
 import shlex
@@ -9,9 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sapwood.errors import SapwoodError
 from sapwood.records import BackendInfo
 
 PACKAGE = Path(__file__).resolve().parents[1]
+EDGE = 1 << 20  # bytes at each end of a file that are hashed
 
 
 def machine(info: BackendInfo, load: float | None) -> dict[str, Any]:
@@ -34,6 +37,35 @@ def machine(info: BackendInfo, load: float | None) -> dict[str, Any]:
 def model(info: BackendInfo) -> dict[str, Any]:
     """The target."""
     return {"name": info.model, "dtype": info.dtype, "device": info.device, "backend": info.name, "vocab": info.vocab}
+
+
+def fingerprint(name: str) -> str | None:
+    """A hash of a model's weight files: their names, sizes, beginnings and ends; None where they are not on disk."""
+    from sapwood.backends.torch.find import BUILT_IN, built_in_file
+
+    try:
+        path = built_in_file() if name == BUILT_IN else Path(name).expanduser()
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        made = hashlib.sha256()
+        for file in files:
+            made.update(f"{file.name} {file.stat().st_size} ".encode())
+            with file.open("rb") as content:
+                made.update(content.read(EDGE))
+                content.seek(max(file.stat().st_size - EDGE, 0))
+                made.update(content.read(EDGE))
+    except (OSError, SapwoodError):
+        return None
+    return made.hexdigest()[:16] if files else None
+
+
+def origin(info: BackendInfo, load: float | None) -> dict[str, Any]:
+    """Everything that says where a run was made."""
+    return {
+        "command": command(),
+        "commit": commit(),
+        "machine": machine(info, load),
+        "model": {**model(info), "fingerprint": fingerprint(info.model)},
+    }
 
 
 def load() -> float | None:

@@ -1,19 +1,19 @@
 """From runs to rows: each recipe against plain decoding on the same prompts, by category and over all."""
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from sapwood.arrays import FloatArray, IntArray
 from sapwood.bench.departure import strayed
+from sapwood.bench.groups import Group
 from sapwood.bench.lineup import PLAIN, Lineup
 from sapwood.bench.measure import Run, Runs
-from sapwood.bench.reliability import Bin, Reliability
+from sapwood.bench.regret import with_regret
+from sapwood.bench.reliability import Reliability
+from sapwood.bench.rows import ALL, Row
 from sapwood.bench.suites import Prompt
+from sapwood.bench.sweep import Point
 from sapwood.bench.ties import Divergence, explain
 from sapwood.protocols import Backend
 from sapwood.recipe import Recipe
@@ -21,74 +21,22 @@ from sapwood.recipes import resolve
 from sapwood.records import Guarantee
 from sapwood.sampling import Sampling
 
-ALL = "all"  # the category of every prompt
-RESAMPLES, COVERS = 1000, 95  # of the bootstrap: how often it draws, per cent that the interval holds
+__all__ = ["ALL", "Group", "Row", "report"]
+
+Parted = Sequence[Divergence | None] | None  # by place; None where equality is not promised
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One recipe on one category; numbers are None where it could not run."""
+class View:
+    """How runs are to be read."""
 
-    recipe: str
-    category: str
-    prompts: int
-    tokens: int | None
-    seconds: float | None  # of decoding, prompts left out
-    tokens_per_second: float | None
-    tokens_per_pass: float | None  # the ceiling: the speedup if drafting were free and a tree cost one row
-    passes: int | None
-    nodes_per_pass: float | None  # roots not counted
-    waste: float | None  # share of checked nodes thrown away
-    speedup: float | None  # plain decoding's seconds per token / the recipe's, same prompts
-    speedup_low: float | None
-    speedup_high: float | None
-    identical: int | None  # outputs equal to plain decoding's; None where equality is not promised
-    guarantee: str
-    spelling: str
-    prefill_seconds: float | None
-    draft_share: float | None  # of seconds, as are the next two
-    verify_share: float | None
-    other_share: float | None
-    calibration: float | None  # accepted nodes / expected by the policy; None where it expects nothing
-    reliability: list[Bin] | None  # chances of nodes put to the question beside how often they stood; None as above
-    ece: float | None  # mean gap between the two
-    departure: float | None  # share of tokens that plain decoding would not have said there; None unless lossy
-    divergences: list[Divergence]
-    skipped: str | None  # why the recipe could not run
+    point: Point = Point()
+    talks: Sequence[object] | None = None  # the conversation of each run; None: each is its own
+    priced: bool = False  # a measured cost curve says what nodes cost
+    energy_note: str | None = None  # why the machine does not tell its energy
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The runs of one recipe on some prompts, beside plain decoding's on the same."""
-
-    runs: list[Run]
-    plain: list[Run]
-
-    @property
-    def speedup(self) -> float:
-        """Ratio of seconds per token, sums over prompts."""
-        return float(ratios(self.runs, self.plain, np.arange(len(self.runs))[None])[0])
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Bootstrap interval of the speedup over prompts, always of the same draws."""
-        count = len(self.runs)
-        draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-        tail = (100 - COVERS) / 2
-        low, high = np.percentile(ratios(self.runs, self.plain, draws), [tail, 100 - tail])
-        return float(low), float(high)
-
-
-def ratios(runs: Sequence[Run], plain: Sequence[Run], draws: IntArray) -> FloatArray:
-    """Plain's seconds per token over the recipe's, for each row of prompts drawn, [draws]."""
-    return pace(plain, draws) / pace(runs, draws)
-
-
-def pace(runs: Sequence[Run], draws: IntArray) -> FloatArray:
-    """Seconds per token of each row of prompts drawn, [draws]."""
-    seconds, tokens = np.array([[run.seconds, len(run.tokens)] for run in runs]).T
-    pace: FloatArray = seconds[draws].sum(1) / tokens[draws].sum(1)
-    return pace
+PLAINLY = View()
 
 
 def report(
@@ -98,6 +46,7 @@ def report(
     texts: Sequence[Sequence[int]],
     runs: Runs,
     sampling: Sampling,
+    view: View = PLAINLY,
 ) -> list[Row]:
     """A row for each recipe and category, and one for each recipe over all."""
     rows = []
@@ -110,8 +59,13 @@ def report(
         if engine.recipe.guarantee is Guarantee.LOSSY:
             for text, run in zip(texts, runs[name], strict=True):
                 run.strayed = strayed(target, text, run.tokens, sampling)
-        rows += rows_of(name, engine.recipe, prompts, runs, found)
-    return rows + [absent(name, reason) for name, reason in lineup.skipped.items()]
+
+        def made(category: str, group: Group, places: list[int], engine: Any = engine, found: Any = found) -> Row:
+            return row(category, engine.recipe, group, [found[place] for place in places] if found else None, view)
+
+        rows += by_category(name, prompts, runs, view, made)
+    recipes = {name: engine.recipe for name, engine in lineup.engines.items()}
+    return with_regret(rows, recipes) + [absent(name, reason, view) for name, reason in lineup.skipped.items()]
 
 
 def promised(recipe: Recipe, sampling: Sampling) -> bool:
@@ -119,37 +73,37 @@ def promised(recipe: Recipe, sampling: Sampling) -> bool:
     return sampling.greedy or recipe.guarantee is Guarantee.TEXT
 
 
-def rows_of(
-    name: str, recipe: Recipe, prompts: Sequence[Prompt], runs: Runs, found: Mapping[int, Divergence | None]
+def by_category(
+    name: str, prompts: Sequence[Prompt], runs: Runs, view: View, made: Callable[[str, Group, list[int]], Row]
 ) -> list[Row]:
-    """The rows of one recipe; `found` holds the divergence of each prompt where equality is promised."""
+    """The rows of one contender: one for each category, and one for all."""
     rows = []
     for category in (*dict.fromkeys(prompt.category for prompt in prompts), ALL):
         places = [place for place, prompt in enumerate(prompts) if category in (prompt.category, ALL)]
-        group = Group([runs[name][place] for place in places], [runs[PLAIN][place] for place in places])
-        parted = [found[place] for place in places] if found else None
-        rows.append(row(name, category, recipe, group, parted))
+        talks = None if view.talks is None else [view.talks[place] for place in places]
+        ours, plain = ([runs[who][place] for place in places] for who in (name, PLAIN))
+        rows.append(named(name, made(category, Group(ours, plain, talks), places), view))
     return rows
 
 
-def row(name: str, category: str, recipe: Recipe, group: Group, parted: Sequence[Divergence | None] | None) -> Row:
-    """The numbers of one group."""
+def named(name: str, row: Row, view: View) -> Row:
+    """The row under its name and setting."""
+    return replace(row, recipe=name, energy_note=view.energy_note, **asdict(view.point))
+
+
+def row(category: str, recipe: Recipe, group: Group, parted: Parted, view: View) -> Row:
+    """The numbers of a recipe on one group."""
+    runs = group.runs
 
     def total(field: str) -> Any:
-        return sum(getattr(run, field) for run in group.runs)
+        return sum(getattr(run, field) for run in runs)
 
-    tokens, passes, nodes, seconds = (
-        sum(len(run.tokens) for run in group.runs),
-        total("passes"),
-        total("nodes"),
-        total("seconds"),
-    )
-    low, high = group.interval
-    reliability = sum((run.reliability for run in group.runs), Reliability())
+    tokens, passes, nodes, seconds = total("length"), total("passes"), total("nodes"), total("seconds")
+    reliability = sum((run.reliability for run in runs), Reliability())
     return Row(
-        recipe=name,
+        recipe="",
         category=category,
-        prompts=len(group.runs),
+        prompts=group.prompts,
         tokens=tokens,
         seconds=seconds,
         tokens_per_second=tokens / seconds,
@@ -157,10 +111,7 @@ def row(name: str, category: str, recipe: Recipe, group: Group, parted: Sequence
         passes=passes,
         nodes_per_pass=nodes / passes,
         waste=(nodes - total("accepted")) / nodes if nodes else 0.0,
-        speedup=group.speedup,
-        speedup_low=low,
-        speedup_high=high,
-        identical=None if parted is None else sum(item is None for item in parted),
+        identical=None if parted is None else equal(group, parted),
         guarantee=recipe.guarantee.value,
         spelling=str(recipe),
         prefill_seconds=total("prefill"),
@@ -172,8 +123,37 @@ def row(name: str, category: str, recipe: Recipe, group: Group, parted: Sequence
         ece=reliability.error(),
         departure=total("strayed") / tokens if recipe.guarantee is Guarantee.LOSSY else None,
         divergences=[item for item in parted or () if item is not None],
-        skipped=None,
+        turns=len(runs),
+        wasted_seconds=total("thrown") if view.priced else None,
+        tokens_per_pass_low=group.yield_interval[0],
+        tokens_per_pass_high=group.yield_interval[1],
+        **intervals(group),
+        **taken(runs),
     )
+
+
+def intervals(group: Group) -> dict[str, Any]:
+    """Speedup and tokens per second with their bounds; None where no seconds were told."""
+    numbers = {
+        "speedup": group.speedup,
+        **dict(zip(("speedup_low", "speedup_high"), group.interval, strict=True)),
+        **dict(zip(("tokens_per_second_low", "tokens_per_second_high"), group.rate_interval, strict=True)),
+    }
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def taken(runs: Sequence[Run]) -> dict[str, Any]:
+    """Memory at the peak and energy in all."""
+    peaks, joules = [run.memory for run in runs if run.memory], [run.joules for run in runs]
+    spent = None if None in joules else sum(value for value in joules if value is not None)
+    return {"peak_memory": max(peaks, default=None), "joules": spent}
+
+
+def equal(group: Group, parted: Sequence[Divergence | None]) -> int:
+    """Conversations all of whose outputs are plain decoding's."""
+    if group.talks is None:
+        return sum(item is None for item in parted)
+    return len({*group.talks} - {talk for talk, item in zip(group.talks, parted, strict=True) if item is not None})
 
 
 def calibration(accepted: int, expected: float) -> float | None:
@@ -181,9 +161,8 @@ def calibration(accepted: int, expected: float) -> float | None:
     return accepted / expected if math.isfinite(expected) and expected > 0 else None
 
 
-def absent(name: str, reason: str) -> Row:
+def absent(name: str, reason: str, view: View = PLAINLY) -> Row:
     """The row of a recipe that could not run."""
     recipe = resolve(name)
-    numbers = {field.name: None for field in dataclasses.fields(Row)}
-    said = {"recipe": name, "category": ALL, "prompts": 0, "guarantee": recipe.guarantee.value, "spelling": str(recipe)}
-    return Row(**{**numbers, **said, "divergences": [], "skipped": reason})  # type: ignore[arg-type]
+    made = Row(name, ALL, 0, guarantee=recipe.guarantee.value, spelling=str(recipe), divergences=[], skipped=reason)
+    return named(name, made, view)

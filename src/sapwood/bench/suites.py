@@ -1,14 +1,14 @@
 """Which prompts a benchmark runs: built-in suites and JSONL files, by category, in a fixed order.
 
-A line of a file is {"turns": [...]} as in Spec-Bench (its first turn is the prompt), {"prompt": ...}
-or {"messages": [...]}, each with an optional "category".
+A line of a file is {"turns": [...]} as in Spec-Bench (what the user says, one after the other; each answer becomes
+history), {"prompt": ...} or {"messages": [...]}, each with an optional "category".
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from operator import attrgetter
 from pathlib import Path
@@ -34,6 +34,7 @@ class Prompt:
     category: str  # what the report groups by
     task: str  # the finer category of its file
     content: Content
+    later: tuple[str, ...] = ()  # further turns of the user, asked once the earlier ones were answered
 
     def tokens(self, info: BackendInfo, text: Text | None) -> list[int]:
         """The prompt as the model reads it."""
@@ -46,8 +47,10 @@ class Prompt:
             raise SapwoodError(f"prompt {self.name}: {error}") from error
 
 
-def gather(suite: str, categories: Sequence[str] = (), limit: int | None = None) -> list[Prompt]:
-    """The prompts of these suites and categories, categories in turn, at most `limit`."""
+def gather(
+    suite: str, categories: Sequence[str] = (), limit: int | None = None, turns: int | None = None
+) -> list[Prompt]:
+    """The prompts of these suites and categories, categories in turn, at most `limit`, each of at most `turns`."""
     names = [suite] if Path(suite).is_file() else [name.strip() for name in suite.split(",") if name.strip()]
     found = [prompt for name in names for prompt in open_suite(name)]
     if not found:
@@ -58,8 +61,15 @@ def gather(suite: str, categories: Sequence[str] = (), limit: int | None = None)
             raise SapwoodError(f"category {category!r} is not in suite {suite!r}; it has: {', '.join(known)}")
     if limit is not None and limit < 1:
         raise SapwoodError(f"limit={limit} must be at least 1")
+    if turns is not None and turns < 1:
+        raise SapwoodError(f"turns={turns} must be at least 1")
     kept = [prompt for prompt in found if not categories or {prompt.category, prompt.task} & {*categories}]
-    return list(islice(spread(kept), limit))
+    return [shortened(prompt, turns) for prompt in islice(spread(kept), limit)]
+
+
+def shortened(prompt: Prompt, turns: int | None) -> Prompt:
+    """The same prompt with at most so many turns."""
+    return prompt if turns is None else replace(prompt, later=prompt.later[: turns - 1])
 
 
 def open_suite(name: str) -> list[Prompt]:
@@ -82,12 +92,13 @@ def read_line(path: Path, number: int, line: bytes) -> Prompt:
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or brackets without end
         raise SapwoodError(f"line {number} of {path} is not JSON: {error}; write one object on each line") from error
     content = read_content(record) if isinstance(record, dict) else None
-    if content is None:
+    if content is None or read_later(record) is None:
         raise SapwoodError(f"line {number} of {path} is not a prompt; {FORMS}, none of them empty")
     task = record.get("category", path.stem)
     if not isinstance(task, str):
         raise SapwoodError(f"line {number} of {path} has category {task!r}, which must be a text")
-    return Prompt(f"{path.name}:{number}", "mt_bench" if task in MT_BENCH else task, task, content)
+    category = "mt_bench" if task in MT_BENCH else task
+    return Prompt(f"{path.name}:{number}", category, task, content, read_later(record) or ())
 
 
 def read_content(record: Mapping[str, Any]) -> Content | None:
@@ -97,6 +108,13 @@ def read_content(record: Mapping[str, Any]) -> Content | None:
         return messages
     first = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
     return first if isinstance(first, str) and first else None
+
+
+def read_later(record: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The turns after the first; None where one of them is no text."""
+    turns = record.get("turns")
+    later = turns[1:] if isinstance(turns, list) and not record.get("messages") else []
+    return tuple(later) if all(isinstance(turn, str) and turn for turn in later) else None
 
 
 def spread(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
@@ -120,5 +138,5 @@ def weave(lists: Sequence[Sequence[Prompt]]) -> Iterator[Prompt]:
 
 def digest(prompts: Sequence[Prompt]) -> str:
     """A short fingerprint of the prompts and their order."""
-    said = json.dumps([[prompt.category, repr(prompt.content)] for prompt in prompts])
+    said = json.dumps([[prompt.category, repr(prompt.content), *prompt.later] for prompt in prompts])
     return hashlib.sha256(said.encode()).hexdigest()[:16]

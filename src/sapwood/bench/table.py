@@ -8,7 +8,8 @@ from rich.table import Column, Table
 from rich.text import Text as Line
 
 from sapwood.bench.lineup import PLAIN
-from sapwood.bench.report import ALL, Row
+from sapwood.bench.rows import ALL, Row
+from sapwood.bench.sweep import Point
 
 BEST = "bold green"
 FRAME: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "title_justify": "left"}
@@ -31,14 +32,25 @@ LEGEND = (
 
 
 def show(rows: Sequence[Row], title: str) -> None:
-    """Print the report."""
+    """Print the report: its tables once for each setting."""
     console = Console(width=None if Console().is_terminal else WIDE)
-    console.print(overall(rows, title))
-    if len(categories(rows)) > 2:  # more than one besides all
-        console.print("\n", by_category(rows), sep="")
-    console.print(Line(f"\n{LEGEND}", style="dim"))
-    for note in notes(rows):
+    stages = settings(rows)
+    for point, some in stages.items():
+        console.print(overall(some, title if len(stages) == 1 else f"{title}; {point.label}"))
+        if len(categories(some)) > 2:  # more than one besides all
+            console.print("\n", by_category(some), sep="")
+        console.print()
+    console.print(Line(LEGEND, style="dim"))
+    for note in dict.fromkeys(note for some in stages.values() for note in notes(some)):
         console.print(Line(note, style="yellow"))
+
+
+def settings(rows: Sequence[Row]) -> dict[Point, list[Row]]:
+    """The rows of each setting."""
+    found: dict[Point, list[Row]] = {}
+    for row in rows:
+        found.setdefault(Point(row.temperature, row.context, row.batch), []).append(row)
+    return found
 
 
 def categories(rows: Sequence[Row]) -> list[str]:
@@ -47,13 +59,17 @@ def categories(rows: Sequence[Row]) -> list[str]:
 
 
 def fastest(rows: Sequence[Row], category: str) -> str | None:
-    """The recipe of largest speedup in a category; None when only plain decoding ran."""
-    ran = [row for row in rows if row.category == category and row.recipe != PLAIN and row.speedup is not None]
+    """The recipe of largest speedup in a category, peers left out; None when only plain decoding ran."""
+    ran = [
+        row
+        for row in rows
+        if row.category == category and row.recipe != PLAIN and row.speedup is not None and not row.peer
+    ]
     return max(ran, key=lambda row: row.speedup or 0.0).recipe if ran else None
 
 
 def overall(rows: Sequence[Row], title: str) -> Table:
-    """One line per recipe, over all prompts."""
+    """One line per recipe and peer, over all prompts."""
     table = Table(Column("recipe", min_width=11, overflow="fold"), Column("keeps", no_wrap=True), title=title, **FRAME)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -65,23 +81,31 @@ def overall(rows: Sequence[Row], title: str) -> Table:
         if row.category == ALL and row.skipped is None:
             last = ["" if row.departure is None else f"{row.departure:.1%}"] if departs else []
             style = BEST if row.recipe == best else None
-            table.add_row(Line(row.recipe), row.guarantee, *cells(row), *last, style=style)
+            table.add_row(Line(row.recipe), "peer" if row.peer else row.guarantee, *cells(row), *last, style=style)
     return table
 
 
 def cells(row: Row) -> list[str]:
     """The numbers of a line, in the order of COLUMNS."""
+    same = row.agreement if row.peer else row.identical
+    pace = [shown(row.tokens_per_second, ".1f"), shown(row.speedup, ".2f", "x")]
+    pace.append(f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup_low is not None else "")
+    if row.peer:
+        return [*pace, "", "", "", "", f"{same}/{row.prompts}"]
     shares = (row.draft_share, row.verify_share, row.other_share)
     return [
-        f"{row.tokens_per_second:.1f}",
-        f"{row.speedup:.2f}x",
-        f"{row.speedup_low:.2f}-{row.speedup_high:.2f}",
-        f"{row.tokens_per_pass:.2f}x",
-        f"{row.nodes_per_pass:.1f}",
-        f"{row.waste:.0%}",
+        *pace,
+        shown(row.tokens_per_pass, ".2f", "x"),
+        shown(row.nodes_per_pass, ".1f"),
+        shown(row.waste, ".0%"),
         "/".join(f"{100 * (share or 0.0):.0f}" for share in shares),
-        "" if row.identical is None else f"{row.identical}/{row.prompts}",
+        "" if same is None else f"{same}/{row.prompts}",
     ]
+
+
+def shown(value: float | None, form: str, unit: str = "") -> str:
+    """A number with its unit; nothing where there is none."""
+    return "" if value is None else f"{value:{form}}{unit}"
 
 
 def by_category(rows: Sequence[Row]) -> Table:
@@ -100,12 +124,18 @@ def by_category(rows: Sequence[Row]) -> Table:
 
 def cell(row: Row, best: str | None) -> Line:
     """One recipe in one category."""
-    return Line(f"{row.speedup:.2f}x ({row.tokens_per_pass:.2f})", style=BEST if row.recipe == best else "")
+    ceiling = "" if row.tokens_per_pass is None else f" ({row.tokens_per_pass:.2f})"
+    return Line(f"{shown(row.speedup, '.2f', 'x')}{ceiling}", style=BEST if row.recipe == best else "")
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
     """Recipes that could not run, and outputs that are not plain decoding's."""
     said = [f"{row.recipe} skipped: {row.skipped}" for row in rows if row.skipped is not None]
+    said += [
+        f"{row.recipe} runs {row.weights}; its text is plain decoding's for {row.agreement_share:.0%} of the way"
+        for row in rows
+        if row.peer and row.category == ALL and row.agreement_share is not None
+    ]
     for row in rows:
         if row.category == ALL and row.departure is not None:
             said.append(
