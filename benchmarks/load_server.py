@@ -59,6 +59,10 @@ class Served:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait."""
         self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit status, once the process has ended."""
         code = self.process.wait(END_S)
         self.log.close()
         return code

@@ -24,7 +24,7 @@ CHOOSE = """(async () => {  // the round whose tree shows most: many kept, some 
     scrub.dispatchEvent(new Event('input'));
     const kept = document.querySelectorAll('#tree .accepted.node').length;
     const all = document.querySelectorAll('#tree .node[data-node]').length;
-    const worth = Math.min(kept, 4) + Math.min(all - kept, 12) / 4 - Math.max(all - 24, 0);
+    const worth = Math.min(kept, 5) - 2 * Math.max(kept - 6, 0) + Math.min(all - kept, 12) / 3 - Math.max(all - 24, 0);
     if (worth > best[0]) best = [worth, round];
   }
   scrub.value = best[1];
