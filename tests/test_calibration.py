@@ -14,7 +14,6 @@ from sapwood.arrays import FloatArray
 from sapwood.backends.toy import Toy, ToyScores
 from sapwood.bench.lineup import PLAIN, Lineup
 from sapwood.bench.measure import Run, decode
-from sapwood.bench.reliability import BINS, Reliability
 from sapwood.bench.report import report
 from sapwood.bench.suites import Prompt
 from sapwood.cost import flat
@@ -30,6 +29,7 @@ from sapwood.policies.reach import value
 from sapwood.protocols import Frontier, Request, Setting
 from sapwood.recipes import resolve
 from sapwood.records import Budget, Draw, Outcome, Verdict
+from sapwood.reliability import BINS, Reliability
 from sapwood.rng import Keyed, Rng
 from sapwood.sampling import Sampler, Sampling
 from sapwood.tree import ROOT, Tree

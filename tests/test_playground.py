@@ -20,13 +20,7 @@ RECIPE = "merge + best + match + fixed(nodes=16, depth=8, width=4)"  # trees tha
 HI = [{"role": "user", "content": "Hi"}]
 KEY = "a-long-enough-key"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAPWOOD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("sapwood.profile.QUICK_S", 0.0)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @dataclass
@@ -40,7 +34,7 @@ class Tidy(Script):
 
 
 @pytest.fixture(scope="module")
-def toy(_cache: None) -> Iterator[Served]:
+def toy(own_cache: None) -> Iterator[Served]:
     llm = LLM(Tidy(vocab=words.SIZE, context=512, script=TEXT), RECIPE, text=words.text())
     with served(llm, recipe="ours", recipes=("plain", "suffix")) as one:
         yield one

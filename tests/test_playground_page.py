@@ -25,13 +25,7 @@ TEXT = "A tree grows a ring a year. A tree grows a ring a year. A tree grows <b>
 RECIPE = "merge + best + match + fixed(nodes=16, depth=8, width=4)"  # trees that ask no clock
 KEY = "a-long-enough-key"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAPWOOD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("sapwood.profile.QUICK_S", 0.0)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @dataclass

@@ -16,17 +16,11 @@ from tests.serving import Served, model, served
 
 HI = [{"role": "user", "content": "Hi"}]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAPWOOD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("sapwood.profile.QUICK_S", 0.0)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
-def toy(_cache: None) -> Iterator[Served]:
+def toy(own_cache: None) -> Iterator[Served]:
     with served(recipes=("suffix", "bild")) as one:
         yield one
 

@@ -23,23 +23,17 @@ AUTH = ("authorization", f"Bearer {KEY}")
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAPWOOD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("sapwood.profile.QUICK_S", 0.0)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
-def toy(_cache: None) -> Iterator[Served]:
+def toy(own_cache: None) -> Iterator[Served]:
     with served(limits={"body": 200_000}) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def locked(_cache: None) -> Iterator[Served]:
+def locked(own_cache: None) -> Iterator[Served]:
     with served(keys=(KEY, "another-key-of-tests")) as one:
         yield one
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,7 @@ from tests.serving import HOST, JSON, Line, Served, model, served
 CHAT = "/v1/chat/completions"
 SECRET = "tell-nobody-of-this"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SAPWOOD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("sapwood.profile.QUICK_S", 0.0)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @dataclass

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from sapwood.bench.measure import Run
-from sapwood.bench.reliability import Reliability
 from sapwood.bench.samples import Sample
 from sapwood.bench.sweep import Point
+from sapwood.reliability import Reliability
 
 NOWHERE: Mapping[str, Any] = {}
 Key = tuple[Point, str, str]  # setting, prompt with its turn, who answered

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from sapwood.bench.reliability import Reliability
 from sapwood.bench.samples import Sample, better
 from sapwood.cost import CostCurve
 from sapwood.engine import Engine
 from sapwood.errors import SapwoodError
 from sapwood.records import Outcome
+from sapwood.reliability import Reliability
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
 

@@ -10,7 +10,6 @@ from sapwood.bench.groups import Group
 from sapwood.bench.lineup import PLAIN, Lineup
 from sapwood.bench.measure import Run, Runs
 from sapwood.bench.regret import with_regret
-from sapwood.bench.reliability import Reliability
 from sapwood.bench.rows import ALL, Row
 from sapwood.bench.suites import Prompt
 from sapwood.bench.sweep import Point
@@ -19,6 +18,7 @@ from sapwood.protocols import Backend
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
 from sapwood.records import Guarantee
+from sapwood.reliability import Reliability
 from sapwood.sampling import Sampling
 
 __all__ = ["ALL", "Group", "Row", "report"]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from sapwood.bench.reliability import Bin
 from sapwood.bench.ties import Divergence
+from sapwood.reliability import Bin
 
 ALL = "all"  # the category of every prompt
 

@@ -22,6 +22,7 @@ PROMPTS = (
 TOPS = (20, 10, 5)  # logprobs to ask for, the first that the server allows
 CHOICES = 16  # of one request, where the server can
 PLACES = 4  # tokens of an answer that is tested place by place
+BROKEN = "\ufffd"  # half a character: such a token cannot be told from others, and does not read back
 DOUBT, HUGE = 0.005, 1e9  # largest share of a law that may be unknown; stands for a weight without bound
 
 
@@ -114,7 +115,7 @@ class Exam:
         """The prompt, or where it can be continued the place of its greedy answer at which most can be learned."""
         if self.server.chat or self.top is None:
             return prompt
-        said = self.greedy(self.server, prompt, self.longer).said
+        said = whole(self.greedy(self.server, prompt, self.longer).said)
         sure = [math.exp(min(max(one.top.values(), default=0.0), 0.0)) for one in said]
         # of the answers that share a first token, so many will not share the second
         worth = [one * (1 - other) for one, other in itertools.pairwise(sure)]
@@ -134,6 +135,16 @@ class Exam:
 
 
 # ---------------------------------------------------------------------------------------- laws
+def whole(said: Sequence[Said]) -> list[Said]:
+    """Tokens up to the first that is half a character: from there on the text does not read back."""
+    return list(itertools.takewhile(lambda one: BROKEN not in one.text, said))
+
+
+def blurred(said: Said) -> bool:
+    """True where tokens that look alike may hide each other in the report."""
+    return any(BROKEN in word or not word for word in said.top)
+
+
 def ranked(said: Said, most: int) -> tuple[list[str], list[float]]:
     """The likeliest tokens at a place and their probabilities, best first."""
     best = sorted(said.top, key=lambda word: -said.top[word])[:most]
@@ -157,6 +168,8 @@ def heated(probs: Sequence[float], heat: float) -> list[float] | None:
 def law_of(said: Said, most: int, heat: float = 1.0) -> tuple[list[str], list[float]] | None:
     """The likeliest tokens, and the law over them and all others; None where the server says too little."""
     words, probs = ranked(said, len(said.top))
+    if blurred(said):
+        return None
     if not words or said.logprob is None or sum(probs) > 1.02 or (len(words) < most and sum(probs) < 0.98):
         return None
     law = heated(probs, heat)

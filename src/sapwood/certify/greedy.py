@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sapwood.certify.client import Answer, Refused, Said
-from sapwood.certify.exam import Exam, ranked
+from sapwood.certify.exam import BROKEN, Exam, blurred, ranked, whole
 from sapwood.certify.report import Check
 
 LOUD = 0.02  # mean total variation between two reports of one law, from which on they are not the same law
@@ -76,6 +76,8 @@ def against_steps(exam: Exam, prompt: str, answer: Answer) -> tuple[Parting | No
     """The same against requests for one token each."""
     so_far = prompt
     for place, one in enumerate(pieces(answer)):
+        if BROKEN in one:
+            return None, place
         step = exam.greedy(exam.server, so_far, 1)
         [two, *_] = pieces(step) or [""]
         if one != two:
@@ -132,15 +134,19 @@ def repeated(exam: Exam, check: Check, answers: Sequence[Answer], count: int) ->
     """Compare laws inside an answer with those of the same place asked for by itself."""
     apart = []
     for prompt, answer in zip(exam.prompts, answers, strict=False):
-        for place in range(1, min(len(answer.said), 7)):
+        for place in range(1, min(len(whole(answer.said)), 7)):
             text = prompt + "".join(said.text for said in answer.said[:place])
             alone = exam.greedy(exam.server, text, 1)
-            if alone.said:
+            if alone.said and not blurred(answer.said[place]):
                 apart.append(variation(answer.said[place], alone.said[0]))
     apart.sort()
     middle = (
         apart[len(apart) // 2] if apart else 0.0
     )  # some texts read back as other tokens: the median leaves them out
+    if not apart:
+        return check.settle(
+            good=True, found=f"{count} tokens are sane; the texts do not read back, to compare them alone"
+        )
     seen = f"{count} tokens are sane; {len(apart)} laws differ by {middle:.4f} (median) from those asked for alone"
     return check.settle(good=middle <= LOUD, found=seen, power=f"a median difference of {LOUD} would have been caught")
 
@@ -185,14 +191,14 @@ def length_check(exam: Exam) -> Check:
     """max_tokens ends an answer exactly there."""
     check = Check("max_tokens", "an answer has as many tokens as it may, and is the beginning of a longer one")
     prompt, faults, tried = exam.prompts[0], list[str](), 0
-    whole = exam.greedy(exam.server, prompt, exam.longer)
+    longer = exam.greedy(exam.server, prompt, exam.longer)
     for most in (1, 2, 3, 4, 5, 7, 11):
         answer = exam.greedy(exam.server, prompt, most)
         counts = {len(answer.said)} if answer.said else set[int]()
         counts |= set() if answer.tokens is None else {answer.tokens}
-        room = len(whole.said) >= most if whole.said else True
+        room = len(longer.said) >= most if longer.said else True
         tried += 1
-        if not whole.text.startswith(answer.text) or (room and counts - {most}):
+        if not longer.text.startswith(answer.text) or (room and counts - {most}):
             faults.append(f"max_tokens={most} gave {sorted(counts)} tokens, {answer.text[:30]!r}")
     return check.settle(good=not faults, found=faults[0] if faults else f"{tried} lengths are exact")
 
@@ -202,15 +208,15 @@ def stop_check(exam: Exam) -> Check:
     check = Check("stop", "a stop string ends the text right before it, wherever it falls in a draft")
     faults, tried = list[str](), 0
     for prompt in exam.prompts[:3]:
-        whole = exam.greedy(exam.server, prompt, exam.longer).text
-        for start in range(2, max(3, len(whole) - 8), max(1, len(whole) // 5)):
-            stop = whole[start : start + 4]
-            if not stop.strip():
+        text = exam.greedy(exam.server, prompt, exam.longer).text
+        for start in range(2, max(3, len(text) - 8), max(1, len(text) // 5)):
+            stop = text[start : start + 4]
+            if not stop.strip() or BROKEN in stop:
                 continue
             answer = exam.greedy(exam.server, prompt, exam.longer, stop=[stop])
             exam.tick("stop strings")
             tried += 1
-            if answer.text != whole[: whole.index(stop)] or answer.finish != "stop":
+            if answer.text != text[: text.index(stop)] or answer.finish != "stop":
                 faults.append(f"stop={stop!r} left {answer.text[-20:]!r}, finished by {answer.finish}")
     if not tried:
         return check.skip("the answers are too short to be stopped")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sapwood.certify.client import Answer, Said
-from sapwood.certify.exam import PLACES, Exam, law_of
+from sapwood.certify.exam import PLACES, Exam, law_of, whole
 from sapwood.certify.report import Check
 from sapwood.certify.statistics import Test, against_laws, combined, two_samples
 
@@ -107,7 +107,9 @@ def alike(answers: Sequence[Answer], place: int) -> Iterator[list[Said]]:
     """Tokens at a place, by what stands before it."""
     groups: dict[tuple[str, ...], list[Said]] = {}
     for answer in answers:
-        if len(answer.said) > place:
+        if (
+            len(answer.said) > place and len(whole(answer.said[:place])) == place
+        ):  # else it is not known what stands there
             groups.setdefault(tuple(said.text for said in answer.said[:place]), []).append(answer.said[place])
     yield from groups.values()
 

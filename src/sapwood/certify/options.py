@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sapwood.certify.client import Answer, Refused, Said
-from sapwood.certify.exam import Exam, ranked
+from sapwood.certify.exam import Exam, blurred, ranked
 from sapwood.certify.report import Check
 from sapwood.certify.statistics import rare
 
@@ -70,7 +70,7 @@ class Truncation:
         strange, expected, count = 0, 0.0, 0
         for said in (said for answer in answers for said in answer.said):
             words, probs = ranked(said, top)
-            if not words or not 0 < (kept := self.stays(probs)) < len(words):
+            if blurred(said) or not words or not 0 < (kept := self.stays(probs)) < len(words):
                 continue
             count += 1
             expected += max(0.0, 1.0 - sum(probs[:kept]))
@@ -115,22 +115,23 @@ def bias_check(exam: Exam) -> Check:
     """A token that is pushed hard enough is all that comes."""
     check = Check("logit_bias", "a token with logit_bias 100 is the only one that comes")
     spoken: dict[str, int] = {}  # what the pushed tokens look like
-    try:
-        for token in IDS:
-            answer = exam.server.one(
-                exam.prompts[0], top=exam.top, temperature=1.0, max_tokens=exam.length, logit_bias={str(token): 100}
-            )
-            texts = {said.text for said in answer.said} if answer.said else {answer.text}
-            if len(texts) > 1:
-                others = ", ".join(sorted(map(repr, texts))[:4])
-                return check.settle(good=False, found=f"token {token} was pushed, and {others} came", token=token)
-            spoken.update(dict.fromkeys(texts, token))
-            if sum(word != "" for word in spoken) >= 2:
-                found = f"pushed tokens {list(spoken.values())} came alone, at each of {exam.length} places"
-                return check.settle(good=True, found=found, power="one token of another kind would have been caught")
-    except Refused as error:
-        return check.skip(f"the server refuses it ({error})")
-    return check.skip("no two tokens of the vocabulary were found that look different when pushed")
+    reason = "no two tokens of the vocabulary were found that look different when pushed"
+    wish = {"top": exam.top, "temperature": 1.0, "max_tokens": exam.length}
+    for token in IDS:
+        try:
+            answer = exam.server.one(exam.prompts[0], logit_bias={str(token): 100}, **wish)
+        except Refused as error:  # all of it, or a token that is not there
+            reason = f"the server refuses it ({error})"
+            continue
+        texts = {said.text for said in answer.said} if answer.said else {answer.text}
+        if len(texts) > 1:
+            others = ", ".join(sorted(map(repr, texts))[:4])
+            return check.settle(good=False, found=f"token {token} was pushed, and {others} came", token=token)
+        spoken.update(dict.fromkeys(texts, token))
+        if sum(word != "" for word in spoken) >= 2:
+            found = f"pushed tokens {list(spoken.values())} came alone, at each of {exam.length} places"
+            return check.settle(good=True, found=found, power="one token of another kind would have been caught")
+    return check.skip(reason)
 
 
 def penalty_check(exam: Exam) -> Check:
@@ -165,6 +166,8 @@ def penalised(said: Said, before: Sequence[Said], exam: Exam) -> str | None:
     for one in before:
         counts[one.text] = counts.get(one.text, 0) + 1
     lowered = {word: log - (counts[word] * 1.0 + 0.5 if word in counts else 0.0) for word, log in said.top.items()}
+    if blurred(said):
+        return None
     order = sorted(lowered, key=lambda word: -lowered[word])
     unseen = min(said.top.values(), default=0.0)  # no token that is not reported is likelier
     whole = sum(ranked(said, len(said.top))[1]) > 0.999

@@ -18,9 +18,9 @@ from prometheus_client.registry import Collector
 
 from sapwood.arrays import IntArray
 from sapwood.completion import Step
-from sapwood.estimators.binned import judged
 from sapwood.recipes import resolve
 from sapwood.records import Outcome
+from sapwood.reliability import BINS, Reliability
 from sapwood.serve.jobs import Ticket
 from sapwood.serve.live import origin, voices
 from sapwood.serve.rounds import Round
@@ -33,7 +33,6 @@ GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0
 STAYS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)  # seconds
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # rows
 DEEPEST = 8  # depth from which on guesses are counted together
-BINS = 10  # of the chance that a guess was given
 MODEL, SEVERAL = "model", "several"  # origins beside the drafters: the target's own token, a guess of more than one
 
 
@@ -152,18 +151,10 @@ class Metrics:
 
     def _calibrate(self, outcome: Outcome) -> None:
         """The chance that the policy gave to guesses against what became of them."""
-        grown = outcome.grown
-        if grown.valued <= 1:
-            return
-        hit, tried = judged(outcome)
-        tried[grown.valued :] = False
-        nodes = np.flatnonzero(tried)
-        above = grown.reach[grown.parents[nodes]]
-        chance = np.clip(grown.reach[nodes] / np.where(above > 0, above, 1.0), 0.0, 1.0)
-        place = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
-        sums = [np.bincount(place, weights, BINS) for weights in (None, chance, hit[nodes])]
-        for band in np.unique(place).tolist():
-            for counter, values in zip((self.foreseen, self.hopes, self.stood), sums, strict=True):
+        seen = Reliability()
+        seen.count(outcome)
+        for band in np.flatnonzero(seen.sums[0]).tolist():
+            for counter, values in zip((self.foreseen, self.hopes, self.stood), seen.sums, strict=True):
                 counter.labels(BANDS[band]).inc(float(values[band]))
 
     def names(self, recipe: str) -> list[str]:
