@@ -181,7 +181,7 @@ def test_a_toy_is_recorded_and_replayed_without_any_words(tmp_path: Path) -> Non
         ("jacobi", "run it with `sapwood bench`"),
         ("bild", "is lossy"),
         ("eagle3", "with the model at hand"),
-        ("specinfer", "with the model at hand"),
+        ("draft-model", "with the model at hand"),
     ],
 )
 def test_what_cannot_be_replayed_says_why(recipe: str, sentence: str, tmp_path: Path) -> None:

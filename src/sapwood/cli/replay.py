@@ -62,7 +62,7 @@ def command(
     changed = {"drafter": drafter, "policy": policy, "estimator": estimator, "controller": controller}
     wanted = {**asked(found, split(recipes)), **others(found, changed, sizes(nodes))}
     with show.progress() as progress:
-        llm = None if no_model or not needs_model(wanted) else opened(found, model, progress)
+        llm = None if no_model or not needs_model(found, wanted) else opened(found, model, progress)
         player = Player(found, llm, read_curve(curve, found))
         progress("replaying the recorded recipe")
         gaps = differences(found, player.again())
@@ -119,13 +119,13 @@ def sizes(text: str) -> list[int]:
     return found
 
 
-def needs_model(recipes: "dict[str, Recipe]") -> bool:
+def needs_model(trace: "Trace", recipes: "dict[str, Recipe]") -> bool:
     """True where a recipe drafts with weights, or learns from what no trace holds."""
     from sapwood.trace.names import drafters
     from sapwood.trace.replay import stands_alone
 
     learns = any("recycling" in drafters(recipe) for recipe in recipes.values())
-    return learns or not all(stands_alone(recipe) for recipe in recipes.values())
+    return learns or not all(stands_alone(recipe, trace.header.info.model) for recipe in recipes.values())
 
 
 def opened(trace: "Trace", model: str, progress: Any) -> "LLM":

@@ -23,6 +23,7 @@ from sapwood.sampling import Sampling
 from sapwood.trace.known import Texts
 from sapwood.trace.names import called, drafters, parts
 from sapwood.trace.rounds import Round, Trace
+from sapwood.trained import has
 from sapwood.tree import ROOT, Tree
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ Tick = Callable[[], None]  # told after every prompt
 
 # drafters that need nothing but the text, or the best tokens of laws
 ALONE = {"ngram", "suffix", "llma", "anpd", "n-grammys", "sam", "rest", "aded", "recycling", "merge"}
+TRAINED = {
+    "head": "eagle3",
+    "small": "draft-model",
+}  # drafters that use what was trained for the model, if anything was
 # what asks the target things that no trace holds, and what that is
 BEYOND = {
     "jacobi": "the target's answers at refused nodes",
@@ -211,7 +216,7 @@ class Player:
                     f"recipe {name!r} cannot be replayed: {word} reads {BEYOND[word]}, "
                     "which no trace holds; run it with `sapwood bench`"
                 )
-        if self.llm is None and not stands_alone(recipe):
+        if self.llm is None and not stands_alone(recipe, self.trace.header.info.model):
             raise SapwoodError(f"recipe {name!r} drafts with trained weights; replay it with the model at hand")
         return recipe
 
@@ -252,9 +257,10 @@ class Player:
         return Recorded(self.trace.of(prompt))
 
 
-def stands_alone(recipe: Recipe) -> bool:
+def stands_alone(recipe: Recipe, model: str) -> bool:
     """True where a replay needs no model: the drafters read the text and the best tokens of laws."""
-    return drafters(recipe) <= ALONE and not any(getattr(part, "needs", ()) for part in parts(recipe))
+    found = {word for word in drafters(recipe) if word not in TRAINED or has(TRAINED[word], model)}
+    return found <= ALONE and not any(getattr(part, "needs", ()) for part in parts(recipe))
 
 
 def differences(trace: Trace, run: Run) -> list[str]:
