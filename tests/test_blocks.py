@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from sapwood.blocks import BAY, Blocks, Table, names_of, reserve
+from sapwood.blocks import BAY, Blocks
 from sapwood.errors import OutOfMemory, SapwoodError
+from sapwood.tables import Table, names_of, reserve
 
 SIZE, MOST = 4, 9  # tokens of a block, blocks
 TENANTS = st.sampled_from(["", "one", "two"])

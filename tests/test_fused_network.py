@@ -10,8 +10,8 @@ import torch
 from sapwood.backends.torch.load import on_cuda
 from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.support import check_tree
-from sapwood.errors import SapwoodError
-from sapwood.protocols import Work
+from sapwood.errors import OutOfMemory, SapwoodError
+from sapwood.protocols import Chunk, Work
 from sapwood.testing import waist
 from sapwood.tree import Tree
 from tests import tiny
@@ -180,6 +180,25 @@ def test_the_pool_grows_in_seats_and_slots() -> None:
     taken = len(backend.fused.pool.free)
     longer.close()
     assert len(backend.fused.pool.free) == taken + 1
+
+
+def test_a_full_pool_refuses_and_changes_nothing() -> None:
+    backend = FusedBackend(tiny.make("llama").to(DEVICE), slots=32)
+    backend.memory.limit(64)
+    one, two = backend.open([1, 2]), backend.open([1, 2, 3])
+    assert (backend.memory.used, backend.memory.blocks, backend.memory.block) == (2, 2, 32)
+    assert not backend.memory.fits(1)
+    with pytest.raises(OutOfMemory, match="3 seats of 32"):
+        backend.open([1])
+    with pytest.raises(OutOfMemory, match="2 seats of 42"):
+        backend.score([Work(two, Tree(4))], [Chunk(one, [1] * 40)])
+    assert (one.length, two.length, backend.memory.used) == (2, 3, 2)
+    two.close()
+    assert backend.memory.used == 1
+    assert backend.memory.fits(32)
+    backend.open([1]).close()
+    one.close()
+    assert backend.memory.used == 0
 
 
 def test_the_models_weights_are_kept_once() -> None:

@@ -17,6 +17,7 @@ DATA = (
     "arrays",
     "errors",
     "blocks",
+    "tables",
     "paths",
     "gguf_header",
     "rng",

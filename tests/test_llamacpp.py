@@ -326,7 +326,7 @@ def test_its_tokenizer_is_the_files(folder: Path) -> None:
 def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF and no more")
-    with pytest.raises(SapwoodError, match="cannot read"):
+    with pytest.raises(SapwoodError, match="damaged or truncated"):
         LLM(str(broken), backend="llamacpp")
     with pytest.raises(SapwoodError, match="'cuda9'"):
         loading.wants_gpu("cuda9")

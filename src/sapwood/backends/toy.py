@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.blocks import Blocks, Table, reserve
+from sapwood.blocks import Blocks
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Chunk, Scores, Session, Work
 from sapwood.records import BackendInfo
+from sapwood.tables import Table, reserve
 from sapwood.tree import ROOT, Tree
 
 

@@ -36,6 +36,7 @@ class TorchBackend:
         self._mixing = self.network if isinstance(self.network, Mixing) else None
         self.pool = Pool(self.network.layout)
         self._watched: set[int] = set()  # layers whose inputs each pass keeps
+        self.layers: int = model.config.get_text_config().num_hidden_layers
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         if self.device.type == "cuda":
@@ -167,12 +168,6 @@ class TorchBackend:
         self._watched.update(layers)
 
     # ------------------------------------------------------------------------- the model in part
-    @property
-    def layers(self) -> int:
-        """How many layers the model has."""
-        depth: int = self.model.config.get_text_config().num_hidden_layers
-        return depth
-
     def check_layer(self, layer: int) -> None:
         """Refuse a model that cannot stop before this layer and go on later; only if "layers" is in info.provides."""
         self._divisible.check_layer(layer)

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Layout, Slots
-from sapwood.blocks import Blocks, Table, reserve
+from sapwood.blocks import Blocks
 from sapwood.errors import SapwoodError
+from sapwood.tables import Table, reserve
+
+PAD = 17  # slots that nobody uses: planes a power of two apart would crowd the same lines of the caches
 
 
 class Pool:
@@ -28,6 +31,7 @@ class Pool:
         self.states: dict[int, Tensor] = {}  # layer -> its input, [slots, width], where blocks outlive sessions
 
     def _empty(self, slots: int) -> list[Tensor]:
+        slots += PAD if slots else 0
         return [
             torch.empty((count, plane.heads, slots, plane.width), dtype=plane.dtype, device=plane.device)
             for plane, count in zip(self.layout.shapes, self.layout.counts, strict=True)
@@ -43,9 +47,11 @@ class Pool:
         except RuntimeError as error:
             raise SapwoodError(f"this machine has no memory for the keys and values of {slots} tokens") from error
         for new, held in zip(buffers, self.buffers, strict=True):
-            new[:, :, : held.shape[2]] = held[:, :, :slots]
+            kept = min(held.shape[2], slots)
+            new[:, :, :kept] = held[:, :, :kept]
         for layer, held in self.states.items():
-            states[layer][: len(held)] = held[:slots]
+            kept = min(len(held), slots)
+            states[layer][:kept] = held[:kept]
         self.buffers, self.states = buffers, states
 
     def start(self, tokens: Sequence[int], tenant: str) -> "Paged":
