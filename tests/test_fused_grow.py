@@ -14,9 +14,11 @@ from sapwood.backends.torch.fused.grow import Grower
 from sapwood.backends.torch.fused.layer import BANDS, CELLS, EDGES, RANKS, Form
 from sapwood.backends.torch.fused.tree import DeviceTree, Parcel
 from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.toy import Toy
 from sapwood.controllers.fixed import Fixed
+from sapwood.cost import flat
 from sapwood.drafters.eagle import Eagle
-from sapwood.engine import Engine
+from sapwood.engine import Engine, no_loader
 from sapwood.estimators import binned
 from sapwood.estimators.binned import Binned
 from sapwood.estimators.raw import Raw
@@ -24,11 +26,13 @@ from sapwood.policies.ahead import BEAM, Ahead
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
+from sapwood.promise import Promise
+from sapwood.protocols import Setting
 from sapwood.recipe import Recipe
 from sapwood.records import Budget, Outcome, Verdict
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
-from sapwood.tree import Tree
+from sapwood.tree import CAPACITY, Tree
 from sapwood.verifiers.match import Match
 from tests import interpreted, tiny
 from tests.interpreted import CUDA, DEVICE
@@ -229,6 +233,16 @@ def test_depth_and_size_follow_their_prices() -> None:
     assert 30 > shapes[0.0, 0.05][1] >= 1
 
 
+@pytest.mark.parametrize("depth", [1, 4, 8, 12, 16])
+def test_children_are_as_many_as_leaves_where_the_tree_has_room(depth: int) -> None:
+    best = Best(stride=8)
+    best.bind(Setting(Toy("a"), flat(), no_loader))
+    shape = best.levels(Budget(63, depth, 4))
+    assert shape is not None
+    assert shape.width == (BEAM if depth <= 8 else CAPACITY // (BEAM * depth))
+    assert shape.width + (depth - 1) * shape.beam * shape.width < CAPACITY  # else it is not grown on the device
+
+
 def test_expectations_are_the_best_shape_of_a_known_tree() -> None:
     ahead = Ahead()
     grown = Tree.from_columns(
@@ -242,6 +256,7 @@ def test_expectations_are_the_best_shape_of_a_known_tree() -> None:
     scores: Any = None
     for _ in range(3):
         ahead.observe(Outcome(grown, grown, Verdict((0,), 1), scores, 5))
+    ahead.promises, ahead.promise = [Promise() for _ in ahead.promises], Promise()  # by the drafter's word alone
     assert ahead.expected(5) == pytest.approx([1.0, 0.4, 0.2, 0.1, 0.05])
     assert ahead.depth(Budget(9, 9, 2), 0.15) == 3
     assert ahead.depth(Budget(9, 9, 2), 0.06) == 4

@@ -603,7 +603,7 @@ def test_a_rest_ends_the_windows() -> None:
 
 
 def test_hedge_needs_drafters_of_one_kind_and_at_least_one() -> None:
-    with pytest.raises(SapwoodError, match="drafters=0 must be from 1 to 32"):
+    with pytest.raises(SapwoodError, match="drafters=0 must be from 1 to 28"):
         Hedge(drafters=[])
     with pytest.raises(Unsound, match="mixes iid draws with others"):
         Recipe(Hedge(drafters=[Ngram(), *models(Draw.IID)]), Chain(), Match(), Fixed())

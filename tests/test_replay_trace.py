@@ -252,7 +252,9 @@ def test_the_command_prints_rows_and_a_best_recipe(
     assert rows["plain"]["tokens_per_pass"] == 1
     assert rows["recycling, 2 nodes"]["nodes_per_pass"] <= 2
     assert [row["recipe"] for row in found["oracle"]] == [f"oracle, {nodes} nodes" for nodes in SIZES]
-    assert found["best"] == found["search"][0]["recipe"] == "plain"  # every row costs a pass: nothing pays
+    best = found["search"][0]
+    assert found["best"] == best["recipe"]
+    assert best["nodes_per_pass"] < 0.5  # every row costs a pass: nothing pays, and who sends nothing is plain
     assert main(["replay", path, "--no-oracle", "--no-model"]) == 0
     assert "replays exactly" in capsys.readouterr().out
 

@@ -17,7 +17,7 @@ from sapwood.policies.reach import ready, value, worth
 from sapwood.policies.steps import Steps
 from sapwood.protocols import Estimator, Frontier, Request, Setting
 from sapwood.records import Budget, Levels, Outcome, Prune
-from sapwood.tree import Tree
+from sapwood.tree import CAPACITY, Tree
 
 
 @dataclass
@@ -64,7 +64,8 @@ class Best(Part):
         level = self.ahead.price(budget, beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
         hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
-        return Levels(nodes, depth, beam, max(budget.width, beam), hope=hope, longest=longest)
+        width = max(budget.width, min(beam, CAPACITY // (beam * depth)))  # as many as a tree of this depth can hold
+        return Levels(nodes, depth, beam, width, hope=hope, longest=longest)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
