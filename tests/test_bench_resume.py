@@ -56,8 +56,11 @@ def test_a_run_survives_being_written_down() -> None:
     assert run_record(Run())["sample"] is None
 
 
-def test_every_run_has_a_line_with_its_origin(tmp_path: Path, decoded: list[Any]) -> None:
+def test_every_run_has_a_line_with_its_origin(
+    tmp_path: Path, decoded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "bench.json"
+    monkeypatch.setattr("sys.argv", ["sapwood", "bench", *GIVEN])
     assert main(["bench", *GIVEN, "--json", str(path)]) == 0
     lines = [json.loads(line) for line in (tmp_path / "bench.runs.jsonl").read_text().splitlines()]
     assert len(lines) == 9
@@ -66,7 +69,7 @@ def test_every_run_has_a_line_with_its_origin(tmp_path: Path, decoded: list[Any]
         assert line["point"] == asdict(Point())
         assert len(line["run"]["tokens"]) == 6
         origin = line["origin"]
-        assert origin["command"].startswith("sapwood ")
+        assert origin["command"].startswith("sapwood bench ")
         assert {"commit", "machine", "model"} <= origin.keys()
         assert {"cpu", "sapwood", "python"} <= origin["machine"].keys()
         assert "fingerprint" in origin["model"]
