@@ -246,6 +246,18 @@ def pair_section(record: Record) -> Iterator[str]:
     yield section("A pair of models", said, table(["recipe", *kinds], rows), command)
 
 
+def serving_section(record: Record) -> Iterator[str]:
+    """Many requests at a time, by benchmarks/serving.py."""
+    names = list(dict.fromkeys(row["run"] for row in record["rows"]))
+    found = {(row["level"], row["run"]): f"{row['against_first']:.2f}" for row in record["rows"]}
+    levels = sorted({level for level, _ in found})
+    rows = [[str(level), *(found.get((level, name), "") for name in names)] for level in levels]
+    said = "Tokens per second of all requests together, against plain. "
+    said += f"File: [cpu-serving.json](../{RESULTS}/cpu-serving.json)."
+    command = "python benchmarks/serving.py --suite spec-bench-dev.jsonl --levels 1,4,16 --tokens 64 --repeats 2"
+    yield section("Serving", said, table(["at a time", *names], rows), f"{command} --json {RESULTS}/cpu-serving.json")
+
+
 def gpu_sections(record: Record) -> Iterator[str]:
     """Passes and decoding on a GPU, by benchmarks/gpu.py."""
     file, device = f"File: [gpu-h200.json](../{RESULTS}/gpu-h200.json).", record["device"]
@@ -267,6 +279,7 @@ def gpu_sections(record: Record) -> Iterator[str]:
 SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
+    "cpu-serving.json": serving_section,
     "gpu-h200.json": gpu_sections,
 }
 
