@@ -109,15 +109,13 @@ def spread(
                 sizes[1, k, slots[r], 0] = whole(head, VALUE_LEVELS, planes[1, k, slots[r]])
 
 
-@compiled
 def align(planes: Any, runs: Any, out: Any) -> None:
     """Keys or values of a text one after the other: planes [kv heads, slots, width] to out [kv heads, keys, width]."""
-    for k in range(planes.shape[0]):
-        j = 0
-        for run in range(runs.shape[0]):
-            first, count = runs[run, 0], runs[run, 1]
-            out[k, j : j + count] = planes[k, first : first + count]
-            j += count
+    # not compiled: runs are few, and the first text that lies apart comes in the middle of everybody's decoding
+    place = 0
+    for first, count in runs.tolist():
+        out[:, place : place + count] = planes[:, first : first + count]
+        place += count
 
 
 @compiled
