@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sapwood.methods import names
 from sapwood.records import Outcome, Times, Verdict
 from sapwood.serve.metrics import BANDS, DEEPEST, Metrics, called
-from sapwood.tree import Tree
+from sapwood.tree import AID_NAMES, AIDS, Tree
 from tests.serving import Served, model, served
 
 BOARD = Path(__file__).parents[1] / "deploy" / "grafana.json"
@@ -151,9 +151,10 @@ def test_the_page_needs_the_key() -> None:
 
 
 def test_a_guess_of_several_drafters_counts_for_each_and_is_one_token() -> None:
-    assert called(0, ["a", "b"]) == "model"
-    assert called(0b10, ["a", "b"]) == "b"
-    assert called(0b11, ["a", "b"]) == "several"
+    assert called(0, {0: "a", 1: "b"}) == "model"
+    assert called(0b10, {0: "a", 1: "b"}) == "b"
+    assert called(0b11, {0: "a", 1: "b"}) == "several"
+    assert called(1 << AIDS, {0: "a", **AID_NAMES}) == "grammar"
     with served() as one:
         metrics = Metrics(one.front.worker)
         tree = Tree(5)
@@ -163,7 +164,7 @@ def test_a_guess_of_several_drafters_counts_for_each_and_is_one_token() -> None:
         tree.add(child, 9, 0.5, source=1)  # below an accepted node, refused
         tree.add(2, 9, 0.5, source=0)  # below a refused one: never put to the question
         outcome = Outcome(tree, tree, Verdict((0, child), 3), None, 4, Times(0.1, 0.2, 0.0))  # type: ignore[arg-type]
-        metrics._judge(outcome, ["a", "b"])
+        metrics._judge(outcome, {0: "a", 1: "b"})
         counted = {
             (kind, *sample.labels.values()): sample.value
             for kind, counter in (("tried", metrics.tried), ("accepted", metrics.accepted))

@@ -14,6 +14,7 @@ from sapwood.arrays import BoolArray, FloatArray, IntArray
 
 CAPACITY = 1024  # most nodes a tree may hold, root included
 AIDS = 28  # sources from here on are no drafter's but what a request itself knows: its grammar, its prediction
+AID_NAMES = {AIDS: "grammar", AIDS + 1: "prediction"}
 ROOT = 0
 
 

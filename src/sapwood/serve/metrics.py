@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from sapwood.arrays import IntArray
 from sapwood.completion import Step
+from sapwood.protocols import Drafter
 from sapwood.recipes import resolve
 from sapwood.records import Outcome
 from sapwood.reliability import BINS, Reliability
@@ -26,6 +27,7 @@ from sapwood.serve.live import origin, voices
 from sapwood.serve.rounds import Round
 from sapwood.serve.visit import Visit
 from sapwood.serve.worker import Worker
+from sapwood.tree import AID_NAMES
 
 KIND = CONTENT_TYPE_LATEST
 WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
@@ -115,7 +117,7 @@ class Metrics:
         if ticket.started is not None:
             self.queue.observe(ticket.started - ticket.submitted)
 
-    def _count(self, step: Step, names: list[str]) -> None:
+    def _count(self, step: Step, names: Mapping[int, str]) -> None:
         outcome = step.outcome
         for place, piece in enumerate(step.pieces):
             self.tokens.labels(called(origin(piece, place, outcome), names)).inc()
@@ -139,12 +141,12 @@ class Metrics:
         if told.trees:  # a plain pass gives each request one token
             self.plain.inc(told.plain * told.tokens / told.trees)
 
-    def _judge(self, outcome: Outcome, names: list[str]) -> None:
+    def _judge(self, outcome: Outcome, names: Mapping[int, str]) -> None:
         """Guesses by drafter and depth; one that several drafters made counts for each of them."""
         tree, path = outcome.tree, np.array(outcome.verdict.path)
         tried = np.flatnonzero(np.isin(tree.parents, path))
         for counter, nodes in ((self.tried, tried), (self.accepted, path[1:])):
-            for bit, name in enumerate(names):
+            for bit, name in names.items():
                 own = nodes[(tree.sources[nodes] >> bit) & 1 == 1]
                 for depth, count in tallied(np.minimum(tree.depths[own], DEEPEST)):
                     counter.labels(name, f"{depth}+" if depth == DEEPEST else str(depth)).inc(count)
@@ -157,9 +159,9 @@ class Metrics:
             for counter, values in zip((self.foreseen, self.hopes, self.stood), seen.sums, strict=True):
                 counter.labels(BANDS[band]).inc(float(values[band]))
 
-    def names(self, recipe: str) -> list[str]:
-        """Drafters of a recipe in the order of their bits; empty is the server's own."""
-        return [voice["name"] for voice in voices(self.worker.llm.recipe.drafter)] if not recipe else named(recipe)
+    def names(self, recipe: str) -> Mapping[int, str]:
+        """Who drafts in a recipe, by their bits; empty is the server's own."""
+        return named(recipe) if recipe else by_bit(self.worker.llm.recipe.drafter)
 
     def visit(self, visit: Visit) -> None:
         """Take in a visit that is over."""
@@ -175,19 +177,23 @@ BANDS = bands(BINS)
 
 
 @lru_cache(maxsize=128)
-def named(recipe: str) -> list[str]:
-    """Drafters of a recipe that is not the server's own."""
-    return [voice["name"] for voice in voices(resolve(recipe).drafter)]
+def named(recipe: str) -> Mapping[int, str]:
+    """Who drafts in a recipe that is not the server's own."""
+    return by_bit(resolve(recipe).drafter)
 
 
-def called(sources: int, names: list[str]) -> str:
+def by_bit(drafter: Drafter) -> Mapping[int, str]:
+    """Names by the bits of a node's sources: drafters, and what a request itself knows."""
+    return {**{bit: voice["name"] for bit, voice in enumerate(voices(drafter))}, **AID_NAMES}
+
+
+def called(sources: int, names: Mapping[int, str]) -> str:
     """The origin of a token for a label."""
     if not sources:
         return MODEL
     if sources & (sources - 1):
         return SEVERAL
-    bit = sources.bit_length() - 1
-    return names[bit] if bit < len(names) else "other"
+    return names.get(sources.bit_length() - 1, "other")
 
 
 def tallied(values: IntArray) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ import numpy as np
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.cost import CostCurve
 from sapwood.records import BackendInfo, Budget, Times, Verdict
-from sapwood.tree import AIDS, Tree
+from sapwood.tree import AID_NAMES, Tree
 
 VERSION = 1
 Json = dict[str, Any]
@@ -177,7 +177,7 @@ class Trace:
     @property
     def voices(self) -> dict[int, str]:
         """Who may have proposed a node, by the bit in its sources: drafters, and what a request itself knows."""
-        return {**dict(enumerate(self.header.drafters)), AIDS: "grammar", AIDS + 1: "prediction"}
+        return {**dict(enumerate(self.header.drafters)), **AID_NAMES}
 
     def of(self, prompt: int) -> list[Round]:
         """The rounds of one prompt."""
