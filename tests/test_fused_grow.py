@@ -303,9 +303,9 @@ def test_kernels_grow_the_same_tree(kernels: Any, shape: str, after: bool) -> No
 def counting(calls: list[int], wait: Any) -> Any:
     """The same method, with its calls counted."""
 
-    def counted(parcel: Parcel) -> Any:
+    def counted(parcel: Parcel, *turn: Any) -> Any:
         calls.append(1)
-        return wait(parcel)
+        return wait(parcel, *turn)
 
     return counted
 

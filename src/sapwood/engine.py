@@ -96,6 +96,7 @@ class Decoding:
         self.patient = not any(getattr(part, "hurried", False) for part in parts[1:])  # may observe a round late
         self.lesson: Outcome | None = None  # a round that only the drafter has observed so far
         self.coming: Budget | None = None  # of the next round, where it could be set ahead
+        self.growing = 0.0  # seconds that a device grows the next tree, whatever the host does meanwhile
         self.clock.lap("draft")  # what parts do with the prompt is part of their price
 
     @property
@@ -110,7 +111,8 @@ class Decoding:
 
     def grow(self, most: int = CAPACITY - 1, company: Company | None = None) -> None:
         """Grow this round's candidates, at the prices of those who will share the pass."""
-        self.clock.restart()  # what the caller did since the last round is not ours
+        self.clock.restart(self.growing)  # what the caller did since the last round is not ours
+        self.growing = 0.0
         if company is not None:
             self.coming = None
             join(self.controller, company)
@@ -131,6 +133,7 @@ class Decoding:
         overlaps = self.grown.pruned is not None and joint is None and self.patient
         if overlaps:
             self.coming = self.controller.budget()
+            self.growing = foresee(self.drafter, self.policy, self.coming.within(*self.room(CAPACITY - 1)))
         if joint is not None:
             self.clock.book("verify", joint.seconds)
         laws = PathLaws(self.tree, scores, self.sampler)
@@ -201,6 +204,13 @@ def grow_whole(root: int, drafter: Drafter, policy: Policy, budget: Budget) -> T
     return None if levels is None else ask(root, levels)  # type: ignore[misc]
 
 
+def foresee(drafter: Drafter, policy: Policy, budget: Budget) -> float:
+    """Let a device begin the next tree when it knows the verdict, before the host does; seconds of growth, or none."""
+    ask, shape = getattr(drafter, "foresee", None), getattr(policy, "levels", None)
+    levels = shape(budget) if budget.nodes and ask is not None and shape is not None else None
+    return 0.0 if levels is None else ask(levels)  # type: ignore[misc]
+
+
 def fit(frontier: Frontier, room: int) -> Frontier:
     """As much of a frontier, from its front, as the tree has room for."""
     ends = itertools.accumulate(width for _, width in frontier)
@@ -214,9 +224,11 @@ class Clock:
         self.now, self.last = now, now()
         self.stages = {"draft": 0.0, "verify": 0.0, "other": 0.0}
 
-    def restart(self) -> None:
-        """Leave the time since the last lap out of the books."""
-        self.last = self.now()
+    def restart(self, growing: float = 0.0) -> None:
+        """Leave the time since the last lap out of the books, but for what a device grew in it."""
+        now = self.now()
+        self.stages["draft"] += min(now - self.last, growing)
+        self.last = now
 
     def lap(self, stage: str) -> None:
         """Book the time since the last lap under this stage."""

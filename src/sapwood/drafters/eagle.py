@@ -143,10 +143,7 @@ class Eagle(Part):
     # -------------------------------------------------------------------------------- a whole tree
     def grow(self, root: int, levels: Levels) -> Tree | None:
         """The tree of these levels without questions in between; None where the head must be asked step by step."""
-        chosen = kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits
-        if self.grower is None or self.correct_ is not None or not chosen or not self.unread_:
-            return None
-        if self.grower.form(levels) is None:
+        if not self._grows(levels) or not self.unread_:
             return None
         features, tokens = self._unread()
         spare = max(len(tokens) - self.grower.text, 0)
@@ -156,6 +153,19 @@ class Eagle(Part):
             features, tokens = features[spare:], tokens[spare:]
         tree: Tree = self.grower.grow(self.cache_, features, tokens, self.committed_, levels, self.source)
         return tree
+
+    def foresee(self, levels: Levels) -> float:
+        """Have a device grow the next tree as soon as it knows the verdict; the seconds that it goes on, or none."""
+        if not self._grows(levels) or self.unread_:
+            return 0.0
+        seconds: float = self.grower.foresee(self.cache_, self.committed_, levels, self.source)
+        return seconds
+
+    def _grows(self, levels: Levels) -> bool:
+        """True where a device can grow trees of these levels for this request."""
+        chosen = kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits
+        able = self.grower is not None and self.correct_ is None and chosen
+        return able and self.grower.form(levels) is not None
 
     def _unread(self) -> tuple[Any, list[int]]:
         """Features of the text that is new, or a claim on them, and the token after each; from now on it is read."""

@@ -51,6 +51,11 @@ class Found(Part):
         ask = getattr(self.drafter_, "grow", None)
         return None if ask is None else ask(root, levels)
 
+    def foresee(self, levels: Levels) -> float:
+        """The next tree, where it can begin before the verdict is known here."""
+        ask = getattr(self.drafter_, "foresee", None)
+        return 0.0 if ask is None else ask(levels)
+
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Let it propose."""
         if self.drafter_ is not None:

@@ -122,6 +122,13 @@ class Merge(Part):
                 return tree
         return None
 
+    def foresee(self, levels: Levels) -> float:
+        """Have the drafter that grows whole trees begin the next one, unless what comes may be known by heart."""
+        if any(getattr(drafter, "at_home", False) for drafter in self.drafters):
+            return 0.0
+        asks = (getattr(drafter, "foresee", None) for drafter in self.drafters)
+        return next((ask(levels) for ask in asks if ask is not None), 0.0)
+
     def _recite(self, root: int, levels: Levels) -> Tree | None:
         """The path that a drafter knows from the text alone, where it promises more than a drafted tree."""
         for drafter in self.drafters:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sapwood.arrays import FloatArray, IntArray
+from sapwood.arrays import FloatArray
 from sapwood.backends.torch.fused import plain
+from sapwood.backends.torch.fused.built import build_checked, build_grown
 from sapwood.backends.torch.fused.capture import Captured, Memory
 from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angles_of
+from sapwood.backends.torch.fused.foreseen import Foreseen
 from sapwood.backends.torch.fused.layer import Form, describe, form_of
 from sapwood.backends.torch.fused.plain import FACTS, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.seats import Pool, Seat
-from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, DeviceTree, Parcel, Round, ints, reals
+from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, Coming, DeviceTree, Parcel, Round
 from sapwood.records import Levels, Outcome
 from sapwood.tree import CAPACITY, Tree
 
@@ -55,6 +56,7 @@ class Grower:
         self.clock = Stopwatch(self.device)
         self.took: dict[Form, float] = {}  # seconds of each form, as last measured
         self.growths = 0
+        self.foreseen: Foreseen | None = None
 
     def seat(self, text: int) -> Seat:
         """Room for the rows of one request whose text has so many."""
@@ -77,17 +79,56 @@ class Grower:
         source: int = 0,
     ) -> Tree:
         """Read new text, features [rows, width] and the token after each, the root last; and grow a tree from it."""
-        form = self.form(levels)
+        form, foreseen = self.form(levels), self.foreseen
         assert form is not None
         assert 0 < len(tokens) <= TEXT
-        self._make_room(seat.text + TEXT + form.opened, committed + form.depth)
-        self._desk(form)
-        self._place(features)
-        nodes = min(levels.nodes, form.size - 1)
-        self._tell(seat, tokens, committed, nodes, levels.lines(source))
-        watch = self._run(form)
+        nodes, lines, self.foreseen = min(levels.nodes, form.size - 1), levels.lines(source), None
+        if (
+            foreseen is not None
+            and foreseen.begins(self.parcel, features, tokens, committed)
+            and foreseen.asks(seat, form, nodes, lines)
+        ):
+            self.parcel.claim = None
+            watch: Callable[[], float] = partial(float, foreseen.left(self.parcel))
+        else:
+            self._prepare(seat, form, committed)
+            self._place(features)
+            self._tell(seat, tokens, committed, nodes, lines)
+            watch = self._run(form)
         seat.text += len(tokens)
         return self._trees(form, nodes, source, watch)
+
+    @torch.inference_mode()
+    def foresee(self, seat: Seat, committed: int, levels: Levels, source: int = 0) -> float:
+        """Have the next tree grow as soon as the device knows the verdict on this one; the seconds that will take."""
+        form = self.form(levels)
+        if form is None or not self._ready(form):
+            return 0.0
+        nodes, lines = min(levels.nodes, form.size - 1), levels.lines(source)
+        self._prepare(seat, form, committed + TEXT)
+        if not self._ready(form):  # the room was not there
+            return 0.0
+        self._tell(seat, (0,), committed, nodes, lines)
+        stamp, seconds = self.parcel.stamp, self.took[form]
+        self.foreseen = Foreseen(seat, seat.text, committed, form, nodes, lines, stamp, seconds)
+        self.parcel.coming = Coming(stamp, partial(self._go_on, self.foreseen))
+        return seconds
+
+    def _go_on(self, foreseen: Foreseen) -> None:
+        """Grow what was foreseen from what the verdict says."""
+        self.ops.onward(self.parcel, self.inbox.facts, self.inbox.tokens)
+        self._step(foreseen.form)()
+        self.growths += 1
+        foreseen.begun = True
+
+    def _ready(self, form: Form) -> bool:
+        """True where such a growth needs no preparation and its seconds are known."""
+        return form in self.took and self.age == self.pool.age and form in self.captured and self.captured[form].steady
+
+    def _prepare(self, seat: Seat, form: Form, committed: int) -> None:
+        """Room for a growth whose root lies there at most."""
+        self._make_room(seat.text + TEXT + form.opened, committed + form.depth)
+        self._desk(form)
 
     def claim(self, outcome: Outcome) -> Claim | None:
         """The features of the accepted path, where the verdict has left them for the next growth."""
@@ -241,43 +282,3 @@ class Grower:
         grown.pruned = checked = DeviceTree(turn, nodes + 1, partial(build_checked, form, nodes + 1, mark))
         checked.watch = watch
         return grown
-
-
-def build_grown(form: Form, mark: int, words: IntArray) -> Tree:
-    """All drafted nodes on the host; `mark` is the bit of their drafter."""
-    size = form.size
-    expanded = np.zeros(size, bool)
-    expanded[0] = True
-    expanded[ints(words, "opened", form.opened)] = True
-    sources = np.full(size, mark)
-    sources[0] = 0
-    return Tree.from_columns(
-        ints(words, "grown_tokens", size),
-        ints(words, "grown_parents", size),
-        form.depths,
-        reals(words, "grown_probs", size),
-        reach=reals(words, "grown_reach", size),
-        ranks=form.ranks,
-        sources=sources,
-        expanded=expanded,
-    )
-
-
-def build_checked(form: Form, size: int, mark: int, words: IntArray) -> Tree:
-    """The checked nodes on the host."""
-    kept, sources = ints(words, "kept", size), np.full(size, mark)
-    sources[0] = 0
-    expanded = np.zeros(form.size, bool)
-    expanded[0] = True
-    expanded[ints(words, "opened", form.opened)] = True
-    return Tree.from_columns(
-        ints(words, "tokens", size),
-        ints(words, "parents", size),
-        ints(words, "depths", size),
-        reals(words, "probs", size),
-        reach=reals(words, "reach", size),
-        ranks=ints(words, "ranks", size),
-        sources=sources,
-        expanded=expanded[kept],
-        kept=kept,
-    )

@@ -14,6 +14,7 @@ from sapwood.backends.torch.fused import kernels, topk
 from sapwood.backends.torch.fused.cut import rank_of
 from sapwood.backends.torch.fused.launch import options, or_other
 from sapwood.backends.torch.fused.layer import Layer, Scale
+from sapwood.backends.torch.fused.onward import onward as onward
 from sapwood.backends.torch.fused.plain import NEW, ROOT_AT, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import Parcel

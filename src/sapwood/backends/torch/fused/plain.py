@@ -15,6 +15,19 @@ NEW, ROOT_AT, TEXT_ROWS, SEAT, NODES, LAST, ROOT_TOKEN = range(7)
 FACTS = 8  # the new text's tokens follow them
 
 
+def onward(parcel: Parcel, facts: Tensor, tokens: Tensor) -> None:
+    """Complete what the host told before it knew the verdict: facts [FACTS] and tokens [TEXT] of the new text."""
+    verdict, most = parcel.field("verdict"), len(tokens)
+    new = verdict[:1].clamp(max=most)
+    each = torch.arange(most, device=tokens.device)
+    said = parcel.rows.tokens[verdict[3 : 3 + most]]  # after the root, each node of the path is what was said
+    tokens.copy_(torch.where(each < new - 1, said, torch.where(each == new - 1, verdict[1], 0)))
+    facts[NEW : NEW + 1] = new
+    facts[LAST : LAST + 1] = new - 1
+    facts[ROOT_AT : ROOT_AT + 1] += verdict[:1]
+    facts[ROOT_TOKEN : ROOT_TOKEN + 1] = verdict[1:2]
+
+
 def project(
     x: Tensor,
     weight: Tensor,

@@ -5,6 +5,7 @@ verdict, the checked tree and the grown one together. The next round overwrites 
 was brought to the host stays.
 """
 
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.tree import CAPACITY, Tree
 
+Event: Any = torch.cuda.Event  # it has no types
 ROWS = 128  # most rows of a checked tree, the root included
 LONGEST = 62  # most accepted nodes, the root included
 OPENED = 256  # most nodes a head expands besides the root
@@ -74,6 +76,14 @@ class Owed:
         self._work = None
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Work that follows the verdict of a round on the device, whatever it is."""
+
+    stamp: int  # of the round
+    work: Callable[[], None]
+
+
 class Parcel:
     """The buffer of one round on the device, and its twin on the host."""
 
@@ -91,6 +101,9 @@ class Parcel:
         self.layers: tuple[int, ...] = ()  # of the target, whose inputs are these features
         self.claim: weakref.ref[Claim] | None = None  # of whoever relies on the thoughts
         self.owed: Owed | None = None  # what must still be done with the path
+        self.coming: Coming | None = None  # what the device goes on with once it knows the verdict
+        self.arrival: Any = Event() if pinned else None  # of the words on the host
+        self.judged = 0.0  # when the last verdict was there, by `time.perf_counter`
 
     def field(self, name: str) -> Tensor:
         """One field on the device; probabilities as float64."""
@@ -118,10 +131,16 @@ class Parcel:
         """Start the transfer to the host."""
         self.host.copy_(self.words, non_blocking=True)
 
-    def wait(self) -> IntArray:
-        """A copy of the words, once they have arrived."""
-        if self.words.is_cuda:
-            torch.cuda.current_stream(self.words.device).synchronize()
+    def wait(self, turn: "Round | None" = None) -> IntArray:
+        """A copy of the words, once they have arrived; behind the verdict of a round the device goes on meanwhile."""
+        if self.arrival is not None:
+            self.arrival.record()
+        coming, self.coming = self.coming, None
+        if coming is not None and turn is not None and coming.stamp == turn.stamp:
+            coming.work()
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        self.judged = time.perf_counter()
         return self.there.copy()
 
 

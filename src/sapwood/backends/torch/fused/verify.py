@@ -171,7 +171,7 @@ class Judge:
         self.parcel.settle()
         self._step(case, static)()
         turn = tree.turn
-        words = turn.words = self.parcel.wait()
+        words = turn.words = self.parcel.wait(turn if case.states else None)
         count, bonus = words[:2].tolist()
         turn.path = path = tuple(words[2 : 2 + count].tolist())
         turn.recalled = bool(case.states) and self.parcel.thoughts is not None and count <= len(self.parcel.thoughts)
