@@ -15,7 +15,7 @@ from sapwood.backends.torch.fused.tree import Parcel
 from sapwood.controllers.fixed import Fixed
 from sapwood.drafters.eagle import Eagle
 from sapwood.drafters.suffix import Suffix
-from sapwood.engine import Clock, Engine
+from sapwood.engine import Clock, Decoding, Engine
 from sapwood.policies.beam import Beam
 from sapwood.recipe import Recipe
 from sapwood.records import Budget, Levels
@@ -118,14 +118,22 @@ def test_nothing_is_foreseen_where_what_comes_may_be_known_by_heart(monkeypatch:
         assert bool(asked) is not home
 
 
-def test_a_pause_is_booked_as_far_as_a_device_grew_in_it() -> None:
-    times = iter([0.0, 5.0, 5.5, 9.0])
-    clock = Clock(lambda: next(times))
-    clock.restart(2.0)  # a pause of five seconds
-    assert clock.stages["draft"] == 2.0
-    clock.restart(2.0)  # of half a second
-    clock.restart()
-    assert clock.stages["draft"] == 2.5
+@pytest.mark.parametrize(
+    ("paused", "busy", "growing", "booked"),
+    [
+        (5.0, 1.0, 3.0, 2.0),  # the growth would have been waited for
+        (0.5, 1.0, 3.0, 0.5),  # it went on after the pause
+        (5.0, 4.0, 3.0, 0.0),  # it was done before the host was
+        (5.0, 1.0, 0.0, 0.0),  # nothing grew
+    ],
+)
+def test_a_pause_is_booked_as_far_as_growing_would_have_been_waited_for(
+    paused: float, busy: float, growing: float, booked: float
+) -> None:
+    decoding = Decoding.__new__(Decoding)
+    decoding.clock = Clock(lambda: 100.0 + paused + busy)
+    decoding.judged, decoding.paused, decoding.growing = 100.0, paused, growing
+    assert decoding.overlooked() == pytest.approx(booked)
 
 
 # ------------------------------------------------------------------------------------ from a verdict

@@ -30,7 +30,7 @@ from sapwood.protocols import (
     no_words,
 )
 from sapwood.recipe import Recipe
-from sapwood.records import Budget, Company, Joint, Outcome, Times
+from sapwood.records import Budget, Company, Joint, Levels, Outcome, Times
 from sapwood.rng import Rng
 from sapwood.sampling import Sampler, Sampling
 from sapwood.tree import CAPACITY, Tree
@@ -39,6 +39,15 @@ from sapwood.tree import CAPACITY, Tree
 def no_loader(name: str) -> Backend:
     """Stands in where an engine was given no way to load further models."""
     raise SapwoodError(f"model {name!r} cannot be loaded here; hand the drafter a backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """The next round, as far as it can be prepared while a pass runs."""
+
+    budget: Budget
+    levels: Levels | None = None  # of its tree, where a device grows it whole
+    growing: float = 0.0  # seconds that this takes, where it begins when the device knows the verdict
 
 
 @dataclass
@@ -95,8 +104,8 @@ class Decoding:
         self.drafter, self.policy, self.verifier, self.controller = parts
         self.patient = not any(getattr(part, "hurried", False) for part in parts[1:])  # may observe a round late
         self.lesson: Outcome | None = None  # a round that only the drafter has observed so far
-        self.coming: Budget | None = None  # of the next round, where it could be set ahead
-        self.growing = 0.0  # seconds that a device grows the next tree, whatever the host does meanwhile
+        self.coming: Coming | None = None  # what is known of the next round
+        self.growing = self.paused = self.judged = 0.0  # see `overlooked`
         self.clock.lap("draft")  # what parts do with the prompt is part of their price
 
     @property
@@ -111,13 +120,16 @@ class Decoding:
 
     def grow(self, most: int = CAPACITY - 1, company: Company | None = None) -> None:
         """Grow this round's candidates, at the prices of those who will share the pass."""
-        self.clock.restart(self.growing)  # what the caller did since the last round is not ours
-        self.growing = 0.0
+        self.paused = self.clock.restart()  # what the caller did since the last round is not ours
+        coming, self.coming = self.coming, None
         if company is not None:
-            self.coming = None
+            coming = None
             join(self.controller, company)
-        self.budget, self.coming = (self.coming or self.controller.budget()).within(*self.room(most)), None
-        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng)
+        budget = self.controller.budget() if coming is None else coming.budget
+        self.budget = budget.within(*self.room(most))
+        levels = coming.levels if coming is not None and self.budget is coming.budget else None
+        self.growing = 0.0 if levels is None or coming is None else coming.growing
+        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, levels)
 
     def cut(self, nodes: int | None = None) -> Work:
         """Prune what was grown: to what the policy wants, or to at most `nodes` besides the root."""
@@ -125,15 +137,20 @@ class Decoding:
         budget = self.budget if nodes is None else replace(self.budget, nodes=nodes, price=None)
         self.tree = self.policy.prune(self.grown, budget) if whole is None else whole
         self.clock.lap("draft")
+        self.clock.add("draft", self.overlooked())
         return Work(self.session, self.tree)
+
+    def overlooked(self) -> float:
+        """Seconds in which a device grew our tree while the caller paused: without the pause we would have waited."""
+        busy = self.clock.last - self.judged - self.paused
+        return min(self.paused, max(self.growing - busy, 0.0))
 
     def judge(self, scores: Scores, joint: Joint | None = None) -> Outcome:
         """Verify the scored tree, keep what stands, and let every part learn from it; `joint` is a shared pass."""
         self.learn()  # where that was put off; the device is at work, so it takes no time
         overlaps = self.grown.pruned is not None and joint is None and self.patient
         if overlaps:
-            self.coming = self.controller.budget()
-            self.growing = foresee(self.drafter, self.policy, self.coming.within(*self.room(CAPACITY - 1)))
+            self.coming = self.foresee()
         if joint is not None:
             self.clock.book("verify", joint.seconds)
         laws = PathLaws(self.tree, scores, self.sampler)
@@ -141,6 +158,7 @@ class Decoding:
         verdict = self.verifier.verify(self.tree, laws, context, self.rng)
         self.session.commit(verdict.path)
         self.clock.lap("verify")
+        self.judged = self.clock.last
         self.clock.shift("verify", "draft", self.tree.drafting)
         asked, times = self.budget.nodes > 0, self.clock.split()
         outcome = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, joint)
@@ -152,6 +170,14 @@ class Decoding:
             self.learn()
             self.clock.lap("other")
         return outcome
+
+    def foresee(self) -> "Coming":
+        """The next round's budget; a device may begin its tree when it knows the verdict, before the host does."""
+        budget = self.controller.budget()
+        if not budget.nodes or budget.within(*self.room(CAPACITY - 1)) is not budget:  # the end is near
+            return Coming(budget)
+        levels, ask = whole(self.drafter, self.policy, budget), getattr(self.drafter, "foresee", None)
+        return Coming(budget, levels, 0.0 if levels is None or ask is None else ask(levels))
 
     def learn(self) -> None:
         """Let the other parts observe the last round, unless they have."""
@@ -184,10 +210,14 @@ def join(part: Any, company: Company) -> None:
         join(inner, company)
 
 
-def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
+def grow(
+    root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng, levels: Levels | None = None
+) -> Tree:
     """Draft a whole tree where drafter and policy can; else level by level until the policy is content."""
-    if budget.nodes and (whole := grow_whole(root, drafter, policy, budget)) is not None:
-        return whole
+    levels = levels or (whole(drafter, policy, budget) if budget.nodes else None)
+    grown: Tree | None = None if levels is None else drafter.grow(root, levels)  # type: ignore[attr-defined]
+    if grown is not None:
+        return grown
     tree = Tree(root)
     tree.keeps_laws = policy.reads_laws
     while budget.nodes and (frontier := fit(policy.frontier(tree, budget), (CAPACITY - len(tree)) // drafter.fan)):
@@ -197,18 +227,10 @@ def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) 
     return tree
 
 
-def grow_whole(root: int, drafter: Drafter, policy: Policy, budget: Budget) -> Tree | None:
-    """The tree of the policy's levels from a drafter that needs no questions in between; None if one of them does."""
-    ask, shape = getattr(drafter, "grow", None), getattr(policy, "levels", None)
-    levels = shape(budget) if ask is not None and shape is not None else None
-    return None if levels is None else ask(root, levels)  # type: ignore[misc]
-
-
-def foresee(drafter: Drafter, policy: Policy, budget: Budget) -> float:
-    """Let a device begin the next tree when it knows the verdict, before the host does; seconds of growth, or none."""
-    ask, shape = getattr(drafter, "foresee", None), getattr(policy, "levels", None)
-    levels = shape(budget) if budget.nodes and ask is not None and shape is not None else None
-    return 0.0 if levels is None else ask(levels)  # type: ignore[misc]
+def whole(drafter: Drafter, policy: Policy, budget: Budget) -> Levels | None:
+    """The policy's levels for a drafter that needs no questions in between; None if one of them does."""
+    shape = getattr(policy, "levels", None) if hasattr(drafter, "grow") else None
+    return None if shape is None else shape(budget)
 
 
 def fit(frontier: Frontier, room: int) -> Frontier:
@@ -224,11 +246,14 @@ class Clock:
         self.now, self.last = now, now()
         self.stages = {"draft": 0.0, "verify": 0.0, "other": 0.0}
 
-    def restart(self, growing: float = 0.0) -> None:
-        """Leave the time since the last lap out of the books, but for what a device grew in it."""
-        now = self.now()
-        self.stages["draft"] += min(now - self.last, growing)
-        self.last = now
+    def restart(self) -> float:
+        """Leave the time since the last lap out of the books; how long it was."""
+        last, self.last = self.last, self.now()
+        return self.last - last
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Book seconds that no lap has seen."""
+        self.stages[stage] += seconds
 
     def lap(self, stage: str) -> None:
         """Book the time since the last lap under this stage."""

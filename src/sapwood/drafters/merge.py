@@ -7,7 +7,7 @@ Drafters are asked in the order they are listed, which may be from cheap to dear
 ones are left alone where the earlier ones are sure, so that a text known by heart costs no draft passes.
 
 Where one of them grows whole trees, on a device, the round's tree is its own, or what another knows by heart.
-The others go on reading along, those that need only the text while the device is busy.
+The others go on reading along, those that need only the text while the device is busy with the next pass.
 """
 
 from dataclasses import dataclass, field
@@ -118,12 +118,12 @@ class Merge(Part):
             ask: Any = getattr(drafter, "grow", None)
             tree: Tree | None = None if ask is None else ask(root, levels)
             if tree is not None:
-                self._catch_up()
                 return tree
         return None
 
     def foresee(self, levels: Levels) -> float:
         """Have the drafter that grows whole trees begin the next one, unless what comes may be known by heart."""
+        self._catch_up()  # the device is at work
         if any(getattr(drafter, "at_home", False) for drafter in self.drafters):
             return 0.0
         asks = (getattr(drafter, "foresee", None) for drafter in self.drafters)

@@ -68,7 +68,6 @@ class Grower:
         fits = form.size <= CAPACITY and form.opened <= OPENED and levels.nodes < ROWS and form.beam <= ROWS
         return form if fits else None
 
-    @torch.inference_mode()
     def grow(
         self,
         seat: Seat,
@@ -125,6 +124,7 @@ class Grower:
         """True where such a growth needs no preparation and its seconds are known."""
         return form in self.took and self.age == self.pool.age and form in self.captured and self.captured[form].steady
 
+    @torch.inference_mode()
     def _prepare(self, seat: Seat, form: Form, committed: int) -> None:
         """Room for a growth whose root lies there at most."""
         self._make_room(seat.text + TEXT + form.opened, committed + form.depth)
@@ -136,6 +136,7 @@ class Grower:
         ours = isinstance(tree, DeviceTree) and tree.turn.parcel is self.parcel
         return tree.turn.claim() if ours and tree.turn.path == outcome.verdict.path else None  # type: ignore[attr-defined]
 
+    @torch.inference_mode()
     def _place(self, features: Tensor | Claim) -> None:
         """Put features where the growth reads them, unless they lie there."""
         if isinstance(features, Tensor) or not features.here:
@@ -149,6 +150,7 @@ class Grower:
         assert self.parcel.thoughts is not None
         return self.parcel.thoughts
 
+    @torch.inference_mode()
     def _run(self, form: Form) -> Callable[[], float]:
         """Run a growth; how to ask for its seconds once the device has passed it."""
         step, self.growths = self._step(form), self.growths + 1
