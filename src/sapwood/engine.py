@@ -210,9 +210,7 @@ def join(part: Any, company: Company) -> None:
         join(inner, company)
 
 
-def grow(
-    root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng, levels: Levels | None = None
-) -> Tree:
+def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng, levels: Levels | None = None) -> Tree:
     """Draft a whole tree where drafter and policy can; else level by level until the policy is content."""
     levels = levels or (whole(drafter, policy, budget) if budget.nodes else None)
     grown: Tree | None = None if levels is None else drafter.grow(root, levels)  # type: ignore[attr-defined]
