@@ -239,7 +239,7 @@ def test_children_are_as_many_as_leaves_where_the_tree_has_room(depth: int) -> N
     best.bind(Setting(Toy("a"), flat(), no_loader))
     shape = best.levels(Budget(63, depth, 4))
     assert shape is not None
-    assert shape.width == (BEAM if depth <= 8 else CAPACITY // (BEAM * depth))
+    assert shape.width == (BEAM if depth <= 10 else 4)
     assert shape.width + (depth - 1) * shape.beam * shape.width < CAPACITY  # else it is not grown on the device
 
 

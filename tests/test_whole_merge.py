@@ -95,7 +95,9 @@ def test_the_others_know_the_whole_text() -> None:
     drafter: Any = decoding.drafter
     assert drafter.late_  # the last round waits for the device to be busy
     suffix: Any = drafter.drafters[0]
-    decoding.draft()
+    [scores] = whole.score([decoding.draft()])
+    assert drafter.late_
+    decoding.foresee()  # while the pass runs
     assert not drafter.late_
     assert suffix.output_ == text[16:]
     recycling: Any = drafter.drafters[1]

@@ -112,6 +112,7 @@ class Eagle(Part):
         """Take what the target thought of the prompt; the head reads it when it is first asked."""
         self.sampler_ = request.sampler
         self.correct_: Correct | None = None  # whoever wraps this drafter may set it
+        self.agreed_: Levels | None = None  # of the next tree, which a device can grow
         self.committed_ = len(request.prompt) - 1  # tokens the target has read: the position of the root
         count = min(self.window, self.committed_)
         self.cache_: Any = (
@@ -143,7 +144,7 @@ class Eagle(Part):
     # -------------------------------------------------------------------------------- a whole tree
     def grow(self, root: int, levels: Levels) -> Tree | None:
         """The tree of these levels without questions in between; None where the head must be asked step by step."""
-        if not self._grows(levels) or not self.unread_:
+        if not self.unread_ or (levels is not self.agreed_ and not self._grows(levels)):
             return None
         features, tokens = self._unread()
         spare = max(len(tokens) - self.grower.text, 0)
@@ -156,8 +157,9 @@ class Eagle(Part):
 
     def foresee(self, levels: Levels) -> float:
         """Have a device grow the next tree as soon as it knows the verdict; the seconds that it goes on, or none."""
-        if not self._grows(levels) or self.unread_:
+        if self.unread_ or not self._grows(levels):
             return 0.0
+        self.agreed_ = levels
         seconds: float = self.grower.foresee(self.cache_, self.committed_, levels, self.source)
         return seconds
 

@@ -116,7 +116,7 @@ class Ahead:
         total, best, found = 0.0, -math.inf, 1
         for depth, reach in enumerate(self.expected(budget.depth), 1):
             total += reach - level
-            if total > best and (depth in STEPS or depth == budget.depth):
+            if total > best and depth in STEPS:
                 best, found = total, depth
         return found
 

@@ -64,7 +64,8 @@ class Best(Part):
         level = self.ahead.price(budget, beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
         hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
-        width = max(budget.width, min(beam, CAPACITY // (beam * depth)))  # as many as a tree of this depth can hold
+        wide = beam * beam * depth < CAPACITY  # a device prepares for each width, so there are two
+        width = max(budget.width, beam) if wide else budget.width
         return Levels(nodes, depth, beam, width, hope=hope, longest=longest)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:

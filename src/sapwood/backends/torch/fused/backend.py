@@ -164,8 +164,10 @@ class FusedBackend(TorchBackend):
         if (rows := tree.rows) is None or len(tree) > len(rows.tokens) or not self._fits(session, tree.turn.depth):
             return None
         self._leave()
+        moved, path = session.prepare(tree), tree.turn.parcel.path
+        answer = self.fused.follow(rows, path, len(tree), session.seat.first, session.length, moved, self._watched)
         session.believe(tree)
-        return self.fused.follow(rows, len(tree), session.seat.first, session.length, self._watched)
+        return answer
 
     def _fits(self, session: FusedSession, depth: int) -> bool:
         """True when so deep a tree has room in the context and no window is shorter."""

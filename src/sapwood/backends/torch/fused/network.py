@@ -4,7 +4,7 @@ All buffers stay where they are, so that a pass is an ordinary function that is 
 replayed. The inputs of watched layers are written to buffers of their own by the layers themselves.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import frexp
 
@@ -15,6 +15,7 @@ from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Layout
 from sapwood.backends.torch.fused.attention import WORD, Parts, attend
 from sapwood.backends.torch.fused.capture import Captured, Memory
+from sapwood.backends.torch.fused.facts import Facts, Moved
 from sapwood.backends.torch.fused.graphs import MOST, Inbox, Load, Lone, Shape, loads, shape_of_one
 from sapwood.backends.torch.fused.kernels import project
 from sapwood.backends.torch.fused.place import place
@@ -107,7 +108,8 @@ class Fused:
         self.layout = Layout()
         self.pool = Pool(len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type])
         self.desk, self.inbox = Desk(model), Inbox(len(self.windows), self.device)
-        self._passes: dict[Shape, Captured] = {}
+        self.facts = Facts(self.device)
+        self._passes: dict[tuple[Shape, int], Captured] = {}
         self.last: Captured | None = None  # the pass that ran last
         self._sayer: Sayer | None = None
         self._room = Memory()
@@ -150,16 +152,26 @@ class Fused:
         shape = load.shape(head, self.heads)
         self.ready(shape, watched)
         self.inbox.send(load, shape)
-        self.launch(shape)
+        self.launch((shape, 0), lambda: self.step(shape))
         return self.answer(len(load.tokens), watched, head)
 
-    def follow(self, tree: TreeRows, nodes: int, first: int, length: int, watched: Collection[int]) -> Answer:
-        """Run a tree that lies on the device, on a seat that begins at slot `first`."""
+    def follow(
+        self, tree: TreeRows, path: Tensor, nodes: int, first: int, length: int, moved: Moved, watched: Collection[int]
+    ) -> Answer:
+        """Run a tree that lies on the device, on a seat that begins at slot `first`; put the path before in place."""
         shape = shape_of_one(nodes, length, -(-nodes // WORD), True, self.heads)
         self.ready(shape, watched)
-        place(tree, nodes, self.inbox, shape, first, length)
-        self.launch(shape)
+        self.facts.tell(first, length, nodes, moved)
+        self.launch((shape, path.data_ptr()), lambda: self._arrive(shape, tree, path))
+        self.facts.mark()
         return self.answer(nodes, watched, head=True)
+
+    def _arrive(self, shape: Shape, tree: TreeRows, path: Tensor) -> None:
+        """The pass over a tree on the device; nothing but its facts comes from the host."""
+        self.facts.send()
+        self.pool.keep(path, self.facts.there)
+        place(tree, self.facts.there, self.inbox, shape)
+        self.step(shape)
 
     # ------------------------------------------------------------------------------------- passes
     def ready(self, shape: Shape, watched: Collection[int]) -> None:
@@ -172,11 +184,11 @@ class Fused:
         if moved:
             self._passes.clear()
 
-    def launch(self, shape: Shape) -> None:
-        """Run the pass that the inbox describes."""
-        step = self._passes.get(shape)
+    def launch(self, name: tuple[Shape, int], body: Callable[[], None]) -> None:
+        """Run a pass of this shape, and of this tree on the device where it is not 0, that the body runs."""
+        step = self._passes.get(name)
         if step is None:
-            step = self._passes[shape] = Captured(lambda: self.step(shape), self.device, self._room)
+            step = self._passes[name] = Captured(body, self.device, self._room)
         self.last = step
         step()
 

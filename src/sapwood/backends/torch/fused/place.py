@@ -4,19 +4,20 @@
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from sapwood.backends.torch.fused.graphs import Inbox, Shape
 from sapwood.backends.torch.fused.launch import options
 from sapwood.backends.torch.fused.tree import ROWS, WORDS, Rows
 
 
-@triton.jit(do_not_specialize=["first", "length", "used"])
+@triton.jit
 def _place(
-    tokens, depths, words, inbox, first, length, used,
+    tokens, depths, words, inbox, facts,
     rows: tl.constexpr, blocks: tl.constexpr, count: tl.constexpr, wide: tl.constexpr, kinds: tl.constexpr,
     each: tl.constexpr, fields: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    at = tl.arange(0, tile)
+    first, length, used, at = tl.load(facts), tl.load(facts + 1), tl.load(facts + 2), tl.arange(0, tile)
     live, inside = at < used, at < rows
     tl.store(inbox + at, tl.load(tokens + at, live, 0), inside)
     tl.store(inbox + rows + at, tl.load(depths + at, live, 0) + length, inside)
@@ -35,12 +36,12 @@ def _place(
             tl.store(seen + (kind * rows + at) * count + word, bits, inside)
 
 
-def place(rows: Rows, used: int, inbox: Inbox, shape: Shape, first: int, length: int) -> None:
-    """Describe the pass over the first `used` nodes of a tree, on a seat that begins at slot `first`."""
+def place(rows: Rows, facts: Tensor, inbox: Inbox, shape: Shape) -> None:
+    """Describe the pass over a tree, as `Facts` has it."""
     assert shape.blocks <= ROWS >= shape.rows
     fields = (shape.size - 3 * shape.rows) // shape.blocks
     _place[1,](
-        rows.tokens, rows.depths, rows.words, inbox.there, first, length, used,
+        rows.tokens, rows.depths, rows.words, inbox.there, facts,
         shape.rows, shape.blocks, min(shape.words, WORDS), rows.words.shape[1], inbox.kinds, shape.cut.rows, fields,
         ROWS, **options(),
     )  # fmt: skip

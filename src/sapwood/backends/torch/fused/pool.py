@@ -22,10 +22,9 @@ from sapwood.errors import OutOfMemory
 CHUNK = 32  # slots that one launch moves
 
 
-@triton.jit(do_not_specialize=["first", "start", "count"], do_not_specialize_on_alignment=["sources"])
-def _move(
-    pool, sources, first, start, count, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr
-):  # fmt: skip
+@triton.jit
+def shift(pool, sources, first, start, count, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr):
+    """Copy the slots first + sources [count] of one plane to start, start + 1, ..."""
     index, dims = tl.arange(0, tile), tl.program_id(1) * piece + tl.arange(0, piece)
     base = pool + tl.program_id(0).to(tl.int64) * plane + dims[None, :]
     there = (index < count)[:, None] & (dims < width)[None, :]
@@ -33,6 +32,19 @@ def _move(
     found = tl.load(base + source[:, None] * width, there, 0.0)
     tl.debug_barrier()  # what is read here may be overwritten below
     tl.store(base + (start + index).to(tl.int64)[:, None] * width, found, there)
+
+
+@triton.jit(do_not_specialize=["first", "start", "count"], do_not_specialize_on_alignment=["sources"])
+def _move(
+    pool, sources, first, start, count, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr
+):  # fmt: skip
+    shift(pool, sources, first, start, count, plane, width, tile, piece)
+
+
+@triton.jit
+def _keep(pool, path, facts, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr):
+    first, length, stay, stop = tl.load(facts), tl.load(facts + 3), tl.load(facts + 4), tl.load(facts + 5)
+    shift(pool, path + stay, first + length, first + length + stay, stop - stay, plane, width, tile, piece)
 
 
 class Pool:
@@ -136,6 +148,13 @@ class Pool:
                 self.kept, part, first + base, first + start + at, len(part), self.kept.stride(0), width, CHUNK, piece,
                 **options(),
             )  # fmt: skip
+
+    def keep(self, path: Tensor, facts: Tensor) -> None:
+        """Put the nodes of a walked path in their place, as `Facts` has it; at most CHUNK of them."""
+        width, piece = self.heads.keys * self.heads.width, 64
+        _keep[2 * self.layers, triton.cdiv(width, piece)](
+            self.kept, path, facts, self.kept.stride(0), width, CHUNK, piece, **options()
+        )
 
 
 class Seat(Slots):

@@ -1,6 +1,6 @@
 """A session in a pool, which believes a tree on the device until somebody needs its columns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -8,18 +8,31 @@ import numpy as np
 import torch
 
 from sapwood.backends.torch.cache import Span
-from sapwood.backends.torch.fused.pool import Seat
-from sapwood.backends.torch.fused.tree import Owed
+from sapwood.backends.torch.fused.facts import NOTHING, Moved
+from sapwood.backends.torch.fused.pool import CHUNK, Seat
+from sapwood.backends.torch.fused.tree import DeviceTree, Owed, Parcel
 from sapwood.backends.torch.mask import Block
 from sapwood.backends.torch.session import TorchSession
 from sapwood.tree import Tree, check_path
+
+
+class Walked(Owed):
+    """A path that was walked on the device and is not in its place yet."""
+
+    def __init__(self, work: Callable[[], None], parcel: Parcel, moved: Moved) -> None:
+        super().__init__(work)
+        self.parcel, self.moved = parcel, moved
+
+    def fits(self, parcel: Parcel) -> bool:
+        """True where the pass over a tree of this parcel can put it in place."""
+        return self.parcel is parcel and self.moved.stop - self.moved.stay <= CHUNK
 
 
 class FusedSession(TorchSession):
     """The committed text of one request, in a seat of the pool."""
 
     _tree: Any = None  # one that was scored on the device and not looked at since
-    _owed: Owed | None = None  # a kept path that is not in its place yet
+    _owed: Walked | None = None  # a kept path that is not in its place yet
 
     @property
     def seat(self) -> Seat:
@@ -42,9 +55,18 @@ class FusedSession(TorchSession):
         self._tree = None
         self.scored(tree, {})
 
-    def believe(self, tree: Tree) -> None:
-        """Make room for a whole tree and take its columns, when they are needed, as they come."""
-        self._reserve(tree)
+    def prepare(self, tree: DeviceTree) -> Moved:
+        """Make room for a whole tree; what its pass must put in place first."""
+        if self._owed is not None and not self._owed.fits(tree.turn.parcel):
+            self._tidy()
+        self.seat.reserve(self._length + len(tree), self._length)
+        return NOTHING if self._owed is None else self._owed.moved
+
+    def believe(self, tree: DeviceTree) -> None:
+        """Take the columns of a tree whose pass is on its way, when they are needed, as they come."""
+        if self._owed is not None:
+            self._owed.forgive()  # the pass does it
+            self._owed = None
         self._tokens = self._parents = np.empty(0, np.int64)
         self._tree = tree
 
@@ -78,7 +100,8 @@ class FusedSession(TorchSession):
         stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
         if rows is not None and stay < len(path):
             gather = partial(seat.gather, rows[stay:], self._length + stay, self._length)
-            self._owed = tree.turn.parcel.owed = Owed(gather)
+            parcel, moved = tree.turn.parcel, Moved(self._length, stay, len(path))
+            self._owed = parcel.owed = Walked(gather, parcel, moved)
         elif stay < len(path):
             seat.move([self._length + node for node in path[stay:]], self._length + stay)
         self.advance(len(path))
