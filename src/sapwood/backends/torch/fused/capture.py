@@ -29,10 +29,12 @@ class Memory:
 class Captured:
     """Runs a step; on a GPU the second run and those after it are replays of one graph."""
 
-    def __init__(self, step: Callable[[], None], device: torch.device, memory: Memory | None = None) -> None:
+    def __init__(
+        self, step: Callable[[], None], device: torch.device, memory: Memory | None = None, *, ready: bool = False
+    ) -> None:
         self.step, self.device, self.memory = step, device, memory
         self.graph: Any = None
-        self.ready = False  # the first run loads what kernels need
+        self.ready = ready  # what kernels need is loaded: by the first run, if not before
 
     @property
     def steady(self) -> bool:

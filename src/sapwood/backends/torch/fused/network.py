@@ -4,6 +4,7 @@ All buffers stay where they are, so that a pass is an ordinary function that is 
 replayed. The inputs of watched layers are written to buffers of their own by the layers themselves.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import frexp
@@ -29,6 +30,7 @@ from sapwood.backends.torch.network import Kept, Rows
 
 SLOTS = {"cuda": 4096, "cpu": 64}  # of a seat at first
 LOGITS = 128  # rows of logits at first
+OFTEN = 16  # passes over the trees of one place after which they are captured with all that goes before
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Fused:
         self.desk, self.inbox = Desk(model), Inbox(len(self.windows), self.device)
         self.facts = Facts(self.device)
         self._passes: dict[tuple[Shape, int], Captured] = {}
+        self._used: Counter[tuple[Shape, int]] = Counter()  # passes over trees of each place
         self.last: Captured | None = None  # the pass that ran last
         self._sayer: Sayer | None = None
         self._room = Memory()
@@ -162,16 +165,21 @@ class Fused:
         shape = shape_of_one(nodes, length, -(-nodes // WORD), True, self.heads)
         self.ready(shape, watched)
         self.facts.tell(first, length, nodes, moved)
-        self.launch((shape, path.data_ptr()), lambda: self._arrive(shape, tree, path))
+        name = shape, path.data_ptr()
+        self._used[name] += 1
+        if self._used[name] > OFTEN:
+            self.launch(name, lambda: self._arrive(shape, tree, path, self.step), known=True)
+        else:
+            self._arrive(shape, tree, path, lambda shape: self.launch((shape, 0), lambda: self.step(shape)))
         self.facts.mark()
         return self.answer(nodes, watched, head=True)
 
-    def _arrive(self, shape: Shape, tree: TreeRows, path: Tensor) -> None:
+    def _arrive(self, shape: Shape, tree: TreeRows, path: Tensor, step: Callable[[Shape], None]) -> None:
         """The pass over a tree on the device; nothing but its facts comes from the host."""
         self.facts.send()
         self.pool.keep(path, self.facts.there)
         place(tree, self.facts.there, self.inbox, shape)
-        self.step(shape)
+        step(shape)
 
     # ------------------------------------------------------------------------------------- passes
     def ready(self, shape: Shape, watched: Collection[int]) -> None:
@@ -183,12 +191,13 @@ class Fused:
             self._age, moved = self.pool.age, True
         if moved:
             self._passes.clear()
+            self._used.clear()
 
-    def launch(self, name: tuple[Shape, int], body: Callable[[], None]) -> None:
-        """Run a pass of this shape, and of this tree on the device where it is not 0, that the body runs."""
+    def launch(self, name: tuple[Shape, int], body: Callable[[], None], *, known: bool = False) -> None:
+        """Run a pass of this shape, and of the trees of this place where it is not 0, as the body does it."""
         step = self._passes.get(name)
         if step is None:
-            step = self._passes[name] = Captured(body, self.device, self._room)
+            step = self._passes[name] = Captured(body, self.device, self._room, ready=known)
         self.last = step
         step()
 
