@@ -234,13 +234,13 @@ def test_depth_and_size_follow_their_prices() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 4, 8, 12, 16])
-def test_children_are_as_many_as_leaves_where_the_tree_has_room(depth: int) -> None:
+def test_deep_trees_have_fewer_leaves_and_as_many_children(depth: int) -> None:
     best = Best(stride=8)
     best.bind(Setting(Toy("a"), flat(), no_loader))
     shape = best.levels(Budget(63, depth, 4))
     assert shape is not None
-    assert shape.width == (BEAM if depth <= 10 else 4)
-    assert shape.width + (depth - 1) * shape.beam * shape.width < CAPACITY  # else it is not grown on the device
+    assert (shape.width, shape.beam == BEAM) == (BEAM, depth <= 10)
+    assert Form(depth, shape.beam, shape.width).size <= CAPACITY  # else it is not grown on the device
 
 
 def test_expectations_are_the_best_shape_of_a_known_tree() -> None:

@@ -64,9 +64,9 @@ class Best(Part):
         level = self.ahead.price(budget, beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
         hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
-        wide = beam * beam * depth < CAPACITY  # a device prepares for each width, so there are two
-        width = max(budget.width, beam) if wide else budget.width
-        return Levels(nodes, depth, beam, width, hope=hope, longest=longest)
+        width = max(budget.width, beam)  # the same for all depths: a device prepares for each
+        leaves = min(beam, (CAPACITY - 1 - width) // (width * max(depth - 1, 1)))  # what a tree of this depth can hold
+        return Levels(nodes, depth, leaves, width, hope=hope, longest=longest)
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
