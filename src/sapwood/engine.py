@@ -121,14 +121,12 @@ class Decoding:
     def grow(self, most: int = CAPACITY - 1, company: Company | None = None) -> None:
         """Grow this round's candidates, at the prices of those who will share the pass."""
         self.paused = self.clock.restart()  # what the caller did since the last round is not ours
-        coming, self.coming = self.coming, None
         if company is not None:
-            coming = None
             join(self.controller, company)
-        budget = self.controller.budget() if coming is None else coming.budget
-        self.budget = budget.within(*self.room(most))
-        levels = coming.levels if coming is not None and self.budget is coming.budget else None
-        self.growing = 0.0 if levels is None or coming is None else coming.growing
+            self.coming = None
+        coming, self.coming = self.coming or Coming(self.controller.budget()), None
+        self.budget, self.growing = coming.budget.within(*self.room(most)), coming.growing
+        levels = coming.levels if self.budget is coming.budget else None
         self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, levels)
 
     def cut(self, nodes: int | None = None) -> Work:
