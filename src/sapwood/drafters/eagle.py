@@ -16,7 +16,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
-from sapwood.drafters.rows import Cache, check, lineage
+from sapwood.drafters.rows import Cache, check, lineage, tensor
 from sapwood.errors import SapwoodError
 from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
@@ -285,12 +285,6 @@ class Eagle(Part):
             law: FloatArray = draft_law(self.sampler_, whole, path)
             position = self.committed_ + int(tree.depths[node]) + 1
             propose(tree, node, law, width, draws, position, rng, self.source)
-
-
-def tensor(features: Any) -> "Tensor":
-    """Features as they are, or those that a claim stands for."""
-    found: Tensor = features.tensor() if hasattr(features, "tensor") else features
-    return found
 
 
 def best(logits: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:

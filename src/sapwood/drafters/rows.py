@@ -77,3 +77,9 @@ def lineage(ups: Sequence[int], first: int) -> BoolArray:
         above = up[above]
         seen[rows, above] = True
     return seen
+
+
+def tensor(features: Any) -> "Tensor":
+    """Features as they are, or those that a claim stands for."""
+    found: Tensor = features.tensor() if hasattr(features, "tensor") else features
+    return found
