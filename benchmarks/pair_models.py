@@ -28,7 +28,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sapwood.backends.torch.gguf import whole, write
-from sapwood.backends.torch.load import quiet
+from sapwood.backends.torch.quiet import quiet
 from sapwood.errors import SapwoodError
 from sapwood.paths import cache_folder
 

@@ -1,6 +1,9 @@
 """From a model's name to what runs it and what reads and writes its text: the one place that knows the backends."""
 
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sapwood.errors import SapwoodError
@@ -33,10 +36,28 @@ def load_torch(model: str, **options: Any) -> tuple[Backend, ReadText]:
 
     check(model, options["dtype"], options["threads"])  # before torch, which takes seconds to start
     options["progress"]("starting torch")
-    from sapwood.backends.torch.load import load
+    with undisturbed():
+        from sapwood.backends.torch.load import load
 
-    target, folder = load(model, **options)
+        target, folder = load(model, **options)
     return target, lambda: Text.load(folder)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Start torch with the garbage collector at rest, and keep from it for good what the modules hold.
+
+    It would look at their million objects several times on the way in and once on the way out, a second in all.
+    """
+    first, active = "torch" not in sys.modules, gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        if first:
+            gc.freeze()
+    finally:
+        if active:
+            gc.enable()
 
 
 def load_llamacpp(model: str, **options: Any) -> tuple[Backend, ReadText]:

@@ -64,7 +64,6 @@ def answer(
     as_json: bool,
 ) -> None:
     """Open the model, decode, and print the text or the record."""
-    from sapwood.bench.plan import check_place
     from sapwood.cli import show
     from sapwood.cli.trace import kept
     from sapwood.completion import collect
@@ -73,6 +72,8 @@ def answer(
     check_options(sampling)  # a wrong option fails before a model is loaded
     check_text(prompt)
     if trace is not None:
+        from sapwood.bench.plan import check_place
+
         check_place(trace)
     with show.progress() as progress:
         llm = choice.open(progress)

@@ -104,7 +104,7 @@ def check_exits(model: Any, layer: int) -> None:
 
 def shortened(model: Any, head: EarlyExit) -> Any:
     """The model's first layers, the adapter and its way out, as a model of the same class that shares all weights."""
-    count = head.config.layer
+    count, model = head.config.layer, getattr(model, "whole", model)  # what stands in for a model loads it now
     check_exits(model, count)
     short, base = shell(model), shell(model.base_model)
     config = copy.deepcopy(model.config)

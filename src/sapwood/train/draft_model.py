@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from sapwood.arrays import IntArray
-from sapwood.backends.torch.load import quiet, read_model
+from sapwood.backends.torch.load import read_model
+from sapwood.backends.torch.quiet import quiet
 from sapwood.errors import SapwoodError
 from sapwood.heads.folder import write
 from sapwood.heads.layers import linear

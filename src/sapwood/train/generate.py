@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sapwood.backends.torch.load import quiet
 from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.on_disk import whole
+from sapwood.backends.torch.quiet import quiet
 from sapwood.backends.torch.support import layout_of, windows_of
 from sapwood.train.board import Ask, Board
 from sapwood.train.rows import Arena, RowsCache, batch_attention, masks_of, token_bytes
@@ -60,7 +61,7 @@ class Generator:
         longest: int = 0,  # tokens of the longest text to come, where it is known: memory is taken once
         note: Callable[[str], None] = nothing,
     ) -> None:
-        self.model, self.device, self.dtype, self.note = backend.model, backend.device, backend.dtype, note
+        self.model, self.device, self.dtype, self.note = whole(backend.model), backend.device, backend.dtype, note
         self.pace = pace or (CUDA if self.device.type == "cuda" else CPU)
         self.layout, self.windows = layout_of(self.model), windows_of(self.model.config.get_text_config())
         self.ends = torch.zeros(backend.info.vocab, dtype=torch.bool, device=self.device)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from sapwood.backends.torch.gguf import Progress, converted
+from sapwood.backends.torch.quiet import quiet_hub
 from sapwood.errors import SapwoodError
 
 BUILT_IN = "smollm2"
@@ -61,7 +62,8 @@ def download(model: str, progress: Progress) -> Path:
 
     progress(f"looking for {model} on the Hub")
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+        with quiet_hub():
+            return Path(snapshot_download(model, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = "is not on the Hub or needs a login" if isinstance(error, HfHubHTTPError) else "cannot be reached"
         raise SapwoodError(f"model {model!r} {reason}; check the name, the network and `hf auth login`") from error

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sapwood.backends.torch.quiet import quiet
 from sapwood.errors import SapwoodError
 from sapwood.gguf_header import read_header
 from sapwood.paths import cache_folder
@@ -25,7 +26,8 @@ def converted(path: Path, progress: Progress) -> Path:
         progress(f"converting {path.name}, once")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            convert(path, folder, progress)
+            with quiet():
+                convert(path, folder, progress)
         except OSError as error:
             raise SapwoodError(
                 f"cannot keep the converted model in {folder.parent} ({error}); set SAPWOOD_CACHE"

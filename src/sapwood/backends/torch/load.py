@@ -1,20 +1,18 @@
 """From a model's name to a backend: built-in, Hub id, local folder or GGUF file."""
 
 import importlib.util
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sapwood.backends.torch.attention import register
 from sapwood.backends.torch.find import AUTO, PICKLES, check, find_folder
 from sapwood.backends.torch.gguf import Progress
 from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.torch.network import Network
+from sapwood.backends.torch.quiet import quiet
 from sapwood.backends.torch.support import check_tree, fused, model_class
 from sapwood.errors import SapwoodError
 from sapwood.paths import cache_folder
@@ -40,13 +38,29 @@ def load(
     place = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    kind = find_dtype(dtype, place)
+    folder = find_folder(model, progress)
+    progress(f"loading {model}")
+    found = None if stock else directly(folder, model, place, dtype)
+    if found is not None:
+        return found, folder
     with quiet():
-        folder = find_folder(model, progress)
-        progress(f"loading {model}")
-        read = read_model(folder, model, place, find_dtype(dtype, place))
+        read = read_model(folder, model, place, kind)
         backend = TorchBackend(read, model) if stock else build(read, model, dtype, progress)
         check_tree(backend)
     return backend, folder
+
+
+def directly(folder: Path, name: str, device: torch.device, dtype: str | None) -> TorchBackend | None:
+    """A backend of packed weights without transformers, which takes seconds to start; None where it takes that."""
+    if device.type != "cpu" or dtype not in (*AUTO, "int8") or not has_numba():
+        return None
+    from sapwood.backends.torch.direct import open_packed
+
+    found = open_packed(folder, name, partial(read_quietly, folder, name, device, torch.float32))
+    if found is not None:
+        check_tree(found)  # which also wakes what was compiled, so that no prompt's time is booked for it
+    return found
 
 
 def build(model: Any, name: str, dtype: str | None, progress: Progress) -> TorchBackend:
@@ -79,12 +93,17 @@ def on_cuda(model: Any, name: str, progress: Progress) -> TorchBackend:
 
 def packed(model: Any, progress: Progress) -> Network | None:
     """The model in packed weights, where that can be had."""
-    if importlib.util.find_spec("numba") is None:
+    if not has_numba():
         return None
     from sapwood.backends.torch.packed import pack
 
     progress("packing the weights")
     return pack(model)
+
+
+def has_numba() -> bool:
+    """True where what runs between packed layers can be compiled."""
+    return importlib.util.find_spec("numba") is not None
 
 
 def find_device(name: str | None) -> torch.device:
@@ -112,6 +131,8 @@ def find_dtype(name: str | None, device: torch.device) -> torch.dtype:
 def read_model(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """The transformers model in this folder, whole, on its device."""
     from transformers import AutoConfig
+
+    from sapwood.backends.torch.attention import register
 
     if not (folder / "config.json").is_file():
         raise SapwoodError(f"model {name!r} has no config.json in {folder}; use a folder saved by transformers")
@@ -147,6 +168,12 @@ def read_model(folder: Path, name: str, device: torch.device, dtype: torch.dtype
     return model
 
 
+def read_quietly(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """The same with nothing on the terminal, ready to be run."""
+    with quiet():
+        return read_model(folder, name, device, dtype).eval()
+
+
 def anew(folder: Path) -> str:
     """What helps against a damaged folder."""
     return f"delete {folder}, it is made again" if cache_folder() in folder.parents else "download it again"
@@ -155,26 +182,3 @@ def anew(folder: Path) -> str:
 def brief(error: Exception) -> str:
     """What an error says, in at most two of its lines."""
     return " ".join(" ".join(str(error).strip().split("\n")[:2]).split()) or type(error).__name__
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the libraries' bars, notes and warnings off the terminal; errors still come as exceptions."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging
-
-    logs: Any = logging
-    level, bars, hub_bars = logs.get_verbosity(), logs.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    disable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logs.set_verbosity(level)
-        if bars:
-            logs.enable_progress_bar()
-        if hub_bars:
-            enable_progress_bars()

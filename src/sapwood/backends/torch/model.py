@@ -15,8 +15,7 @@ from sapwood.backends.torch.network import Divisible, Mixing, Network, Rows
 from sapwood.backends.torch.pool import Pool, reserve_all
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.backends.torch.session import Entered, Reading, TorchSession
-from sapwood.backends.torch.stock import Stock
-from sapwood.backends.torch.support import context_of
+from sapwood.backends.torch.support import context_of, vocab_of
 from sapwood.errors import OutOfMemory, SapwoodError
 from sapwood.protocols import Chunk, Memory, Scores, Work
 from sapwood.records import BackendInfo
@@ -32,7 +31,7 @@ class TorchBackend:
 
     def __init__(self, model: Any, name: str = "", network: Network | None = None) -> None:
         self.model = model.eval()
-        self.network = network or Stock(model)
+        self.network = network or stock(model)
         self._mixing = self.network if isinstance(self.network, Mixing) else None
         self.pool = Pool(self.network.layout)
         self._watched: set[int] = set()  # layers whose inputs each pass keeps
@@ -54,7 +53,7 @@ class TorchBackend:
         return BackendInfo(
             name="torch",
             model=name,
-            vocab=self.model.get_output_embeddings().weight.shape[0],
+            vocab=vocab_of(self.model),
             context=context_of(config),
             provides=frozenset({"hidden", "variants"} | ({"layers"} if isinstance(self.network, Divisible) else set())),
             device=str(self.device),
@@ -245,6 +244,13 @@ class TorchBackend:
     def _check_room(self, need: int) -> None:
         if need > self.info.context:
             raise SapwoodError(f"a tree that ends at token {need} does not fit the context of {self.info.context}")
+
+
+def stock(model: Any) -> Network:
+    """The model's own code as a network; transformers, which takes seconds to start, is needed for no other."""
+    from sapwood.backends.torch.stock import Stock
+
+    return Stock(model)
 
 
 def check_apart(sessions: Sequence[TorchSession]) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sapwood.backends.torch.cache import PassCache
 from sapwood.backends.torch.mask import WHOLE, Block, build
 from sapwood.backends.torch.network import Kept, Network, Rows
 from sapwood.backends.torch.parts import halves, on_grid, without
+from sapwood.backends.torch.stock_cache import PassCache
 from sapwood.backends.torch.support import LEAK, layout_of, windows_of
 from sapwood.errors import SapwoodError
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sapwood.backends.torch.cache import Layout, ProbeCache
+from sapwood.backends.torch.cache import Layout
 from sapwood.backends.torch.mask import WHOLE
 from sapwood.errors import SapwoodError
 from sapwood.protocols import Backend, Work
@@ -70,9 +70,17 @@ def context_of(config: Any) -> int:
     return int(context or UNBOUNDED)
 
 
+def vocab_of(model: Any) -> int:
+    """Tokens that a model gives logits for; one that is not loaded says so without reading its output head."""
+    known = getattr(model, "vocab", None)
+    return int(model.get_output_embeddings().weight.shape[0]) if known is None else int(known)
+
+
 # ------------------------------------------------------------------------------------ from a pass
 def layout_of(model: Any) -> Layout:
     """The shapes of the keys and values that each layer keeps, from a pass over one token."""
+    from sapwood.backends.torch.stock_cache import ProbeCache
+
     cache = ProbeCache()
     zero = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     try:

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from sapwood.backends.torch.cache import Layout, Slots, Span
 from sapwood.backends.torch.mask import Block
-from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.model import TorchBackend, stock
 from sapwood.backends.torch.network import Divisible, Network
 from sapwood.backends.torch.session import TorchSession
-from sapwood.backends.torch.stock import Stock
 from sapwood.protocols import Chunk, Scores, Session, Work
 from sapwood.tree import Tree
 
@@ -27,7 +26,7 @@ class Variant(TorchBackend):
     """A target made cheaper; see `TorchBackend.variant`."""
 
     def __init__(self, target: TorchBackend, *, skip: Collection[int], bits: int, sinks: int, recent: int) -> None:
-        network: Network = target.network if isinstance(target.network, Divisible) else Stock(target.model)
+        network: Network = target.network if isinstance(target.network, Divisible) else stock(target.model)
         if skip:
             assert isinstance(network, Divisible)
             network = network.skipping(skip)

