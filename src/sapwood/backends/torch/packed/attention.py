@@ -23,6 +23,7 @@ from sapwood.backends.torch.packed.kernels import (
     reordered,
     shrink,
 )
+from sapwood.backends.torch.packed.vectors import peak
 
 
 def levels(width: int) -> int:
@@ -33,9 +34,7 @@ def levels(width: int) -> int:
 @compiled
 def whole(row: Any, most: int, out: Any) -> Any:
     """Out <- row in whole numbers up to `most`; returns the size of a step."""
-    largest = F(0.0)
-    for i in range(row.shape[0]):
-        largest = max(largest, abs(row[i]))
+    largest = peak(row.ctypes.data, row.shape[0])
     if largest == F(0.0):
         for i in range(row.shape[0]):
             out[i] = F(0.0)
@@ -150,7 +149,7 @@ def look(row: Any, step: Any, sizes: Any, runs: Any, length: int, first: int, se
     largest, widest, count, at = FAR, F(0.0), max(length - first, 0), 0
     row[:first] = FAR
     for run in range(runs.shape[0]):
-        shift, stop = runs[run, 0] - at, at + runs[run, 1]
+        shift, stop = runs[run, 0] - at, min(at + runs[run, 1], row.shape[0])
         low, high = max(at, first), min(length, stop)
         if low < high:
             here = slice(low + shift, high + shift)
@@ -176,6 +175,37 @@ def share_out(row: Any, values: Any, share: Any) -> None:
 
 
 @compiled
+def weigh_row(
+    row: Any,  # [keys] products of a query and keys, in; weights in whole numbers, out
+    step: Any,
+    sizes: Any,  # [2, slots, 1]
+    runs: Any,
+    length: int,
+    first: int,  # committed key that is seen
+    seen: Any,  # [nodes] bool
+    bits: Any,  # [keys] int32, scratch
+) -> Any:
+    """From products to the weights of the values; what turns their sums into the row's result."""
+    keys = row.shape[0]
+    widest, count = look(row, step, sizes, runs, length, first, seen)
+    exponentiate(row, bits)
+    total = np.int64(0)
+    for j in range(keys):
+        total += np.int64(np.int32(np.rint(row[j] * F(UNIT))))
+    if widest == F(0.0):
+        row[:] = F(0.0)
+        return F(0.0)
+    mass = F(total) / F(UNIT)
+    share = F(EXACT // VALUE_LEVELS - 1 - count) / (mass * widest)  # so that all weights add up exactly
+    at = 0
+    for run in range(runs.shape[0]):
+        first, stop = runs[run, 0], min(at + runs[run, 1], keys)
+        share_out(row[at:stop], sizes[1, first : first + stop - at], share)
+        at = stop
+    return F(1.0) / (share * mass)
+
+
+@compiled
 def weigh(
     products: Any,  # [kv heads, rows * group, keys] of queries and keys, in; weights in whole numbers, out
     steps: Any,  # [kv heads, rows * group]
@@ -186,31 +216,14 @@ def weigh(
     seen: Any,  # [rows, nodes] bool, which nodes each row sees
     results: Any,  # [kv heads, rows * group] what turns sums of weights times values into the row's result, out
     bits: Any,  # [keys] int32, scratch
-    powers: Any,  # the same memory as float32
 ) -> None:
     """From products to the weights of the values."""
-    kv_heads, places, keys = products.shape
+    kv_heads, places, _ = products.shape
     group = places // seen.shape[0]
     for k in range(kv_heads):
         for place in range(places):
             r, row = place // group, products[k, place]
-            widest, count = look(row, steps[k, place], sizes[:, k], runs, length, oldest[r], seen[r])
-            exponentiate(row, bits, powers)
-            total = np.int64(0)
-            for j in range(keys):
-                total += np.int64(np.int32(np.rint(row[j] * F(UNIT))))
-            if widest == F(0.0):
-                row[:] = F(0.0)
-                results[k, place] = F(0.0)
-                continue
-            mass = F(total) / F(UNIT)
-            share = F(EXACT // VALUE_LEVELS - 1 - count) / (mass * widest)  # so that all weights add up exactly
-            at = 0
-            for run in range(runs.shape[0]):
-                first, stop = runs[run, 0], at + runs[run, 1]
-                share_out(row[at:stop], sizes[1, k, first : first + runs[run, 1]], share)
-                at = stop
-            results[k, place] = F(1.0) / (share * mass)
+            results[k, place] = weigh_row(row, steps[k, place], sizes[:, k], runs, length, oldest[r], seen[r], bits)
 
 
 @compiled

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit
 
+from sapwood.backends.torch.packed.vectors import peak, power
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
@@ -18,6 +20,12 @@ OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 def compiled(function: Function) -> Function:
     """Machine code with the arithmetic as written."""
     made: Function = njit(**OPTIONS)(function)
+    return made
+
+
+def inlined(function: Function) -> Function:
+    """Code that is put in place of its calls: for functions whose tables would take longer to hand over than to use."""
+    made: Function = njit(**OPTIONS, inline="always")(function)
     return made
 
 
@@ -30,7 +38,6 @@ def reordered(function: Function) -> Function:
 F = np.float32
 I = np.int32  # noqa: E741
 GRID = 127  # steps from 0 to 1 that packed layers round rows to
-LANES = 16  # partial sums of a sum of squares: a fixed order that the compiler can run side by side
 EXACT = 1 << 24  # whole numbers up to this are exact in float32
 VALUE_LEVELS = 255  # whole numbers on each side of zero that a value may take
 UNIT = 1 << 20  # steps of the largest weight in the sum that normalises attention
@@ -38,8 +45,9 @@ FAR = F(-3.0e38)  # of a key that is not seen
 
 
 @compiled
-def exponentiate(x: Any, bits: Any, powers: Any) -> None:
-    """X [n] <- exp(x) for x <= 0, to 1e-6; `bits` [n] int32 and `powers`, the same memory as float32, are scratch."""
+def exponentiate(x: Any, bits: Any) -> None:
+    """X [n] <- exp(x) for x <= 0, to 1e-6; `bits` [n] int32 is scratch."""
+    powers = bits.view(np.float32)
     for i in range(x.shape[0]):
         y = max(x[i] * F(1.4426950408889634), F(-126.0))
         whole = np.floor(y)
@@ -59,9 +67,7 @@ def exponentiate(x: Any, bits: Any, powers: Any) -> None:
 @compiled
 def shrink(row: Any, out: Any) -> Any:
     """Out <- row scaled to [-1, 1]; returns what it was divided by."""
-    largest = F(0.0)
-    for i in range(row.shape[0]):
-        largest = max(largest, abs(row[i]))
+    largest = peak(row.ctypes.data, row.shape[0])
     back = F(1.0) / largest if largest > F(0.0) else F(0.0)
     for i in range(row.shape[0]):
         out[i] = row[i] * back
@@ -71,17 +77,7 @@ def shrink(row: Any, out: Any) -> Any:
 @compiled
 def level(row: Any, eps: Any) -> Any:
     """One over the root of the row's mean square."""
-    partial = np.zeros(LANES, np.float32)
-    width = row.shape[0]
-    for start in range(0, width - LANES + 1, LANES):
-        for lane in range(LANES):
-            partial[lane] += row[start + lane] * row[start + lane]
-    for i in range(width - width % LANES, width):
-        partial[0] += row[i] * row[i]
-    total = F(0.0)
-    for lane in range(LANES):
-        total += partial[lane]
-    return F(1.0) / np.sqrt(total / F(width) + eps)
+    return F(1.0) / np.sqrt(power(row.ctypes.data, row.shape[0]) / F(row.shape[0]) + eps)
 
 
 @compiled
@@ -146,17 +142,22 @@ def join(y: Any) -> None:
 
 
 @compiled
-def gate(y: Any, factors: Any, out: Any, scales: Any, bits: Any, powers: Any) -> None:
+def open_gate(gates: Any, ups: Any, factor: Any, out: Any, bits: Any) -> None:
+    """Out <- silu(gates) * ups, both to be scaled; `bits` int32 is scratch, all [n]."""
+    for i in range(out.shape[0]):
+        out[i] = -abs(gates[i] * factor)
+    exponentiate(out, bits)
+    for i in range(out.shape[0]):
+        opened = gates[i] * factor
+        small = out[i]
+        share = F(1.0) / (F(1.0) + small)
+        out[i] = opened * (share if opened >= F(0.0) else small * share) * (ups[i] * factor)
+
+
+@compiled
+def gate(y: Any, factors: Any, out: Any, scales: Any, bits: Any) -> None:
     """Out [rows, inner] <- silu(gate) * up of y [rows, 2 * inner], scaled for a packed layer."""
     inner = out.shape[1]
     for r in range(y.shape[0]):
-        factor, row, here = factors[r], y[r], out[r]
-        for i in range(inner):
-            here[i] = -abs(row[i] * factor)
-        exponentiate(here, bits, powers)
-        for i in range(inner):
-            opened = row[i] * factor
-            small = here[i]
-            share = F(1.0) / (F(1.0) + small)
-            here[i] = opened * (share if opened >= F(0.0) else small * share) * (row[inner + i] * factor)
-        scales[r] = shrink(here, here)
+        open_gate(y[r, :inner], y[r, inner:], factors[r], out[r], bits)
+        scales[r] = shrink(out[r], out[r])

@@ -1,8 +1,8 @@
-"""Linear layers with eight-bit weights in FBGEMM's packed form, which ships inside torch.
+"""Linear layers with eight-bit weights: streamed where the processor can, else in FBGEMM's form inside torch.
 
 A row comes scaled to [-1, 1] by its own largest magnitude, so one fixed grid of 255 steps serves all
 rows and a row's result does not depend on its neighbours: the products are sums of whole numbers,
-exact in any order.
+exact in any order, and the same bits in both forms.
 """
 
 import warnings
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.packed import kernels
+from sapwood.backends.torch.packed import kernels, stream
+from sapwood.backends.torch.packed.stream import STEP, ZERO, Streamed
 from sapwood.backends.torch.parts import coarse
 
-STEP, ZERO = 1 / kernels.GRID, 128  # of the grid that rows are rounded to: 1..255 stand for -1..1
 BITS = 8
 LEVELS = 127  # whole numbers on each side of zero that a weight may take
 ENGINE = "fbgemm"
@@ -23,13 +23,20 @@ ENGINE = "fbgemm"
 class Linear:
     """A packed matrix, [outputs, inputs]."""
 
+    fine = False  # True where rows come in two parts
+
     def __init__(self, weight: Tensor) -> None:
         self.outputs, self.inputs = weight.shape
-        self.packed = pack(weight)
-        self.apply = kernel()
+        self.packed, self.apply = pack(weight), kernel()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Products of rows scaled to [-1, 1], float32 [rows, outputs]."""
+        if isinstance(self.packed, Streamed):
+            return torch.from_numpy(stream.products(self.packed, rows.numpy(), self.fine))
+        return self._multiply(rows)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        """The same by FBGEMM."""
         out: Tensor = self.apply(rows, STEP, ZERO, self.packed)
         return out
 
@@ -48,30 +55,35 @@ class Fine(Linear):
     Twice the rows take little longer while a pass waits for its weights.
     """
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Products of rows scaled to [-1, 1], float32 [rows, outputs]."""
+    fine = True
+
+    def _multiply(self, rows: Tensor) -> Tensor:
         count, inputs = rows.shape
         parts = torch.empty(2 * count, inputs)
         kernels.part(rows.numpy(), parts.numpy())
-        out = super().__call__(parts)
+        out = super()._multiply(parts)
         kernels.join(out.numpy())
         return out[:count]
 
 
 def pack(weight: Tensor) -> Any:
     """Each output's weights in whole numbers, with a scale of its own."""
-    torch.backends.quantized.engine = ENGINE
     exact = weight.detach().float()
     scales = (exact.abs().amax(1) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny).double()
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that these tensors will go: the packed layers need them, `available` watches
         rounded = torch.quantize_per_channel(exact, scales, zeros, 0, torch.qint8)
+    if stream.available():
+        return Streamed(rounded.int_repr(), scales)
+    torch.backends.quantized.engine = ENGINE
     return torch.ops.quantized.linear_prepack(rounded, None)
 
 
 def unpack(packed: Any) -> Tensor:
     """The weights of a packed matrix, float32 [outputs, inputs]."""
+    if isinstance(packed, Streamed):
+        return packed.exact()
     weight: Tensor = torch.ops.quantized.linear_unpack(packed)[0].dequantize()
     return weight
 
@@ -83,5 +95,5 @@ def kernel() -> Any:
 
 
 def available() -> bool:
-    """True where this torch has the packed kernels."""
-    return ENGINE in torch.backends.quantized.supported_engines and kernel() is not None
+    """True where there is a way to run packed layers."""
+    return stream.available() or (ENGINE in torch.backends.quantized.supported_engines and kernel() is not None)

@@ -20,7 +20,9 @@ from sapwood.backends.torch.packed import attention, kernels
 from sapwood.backends.torch.packed.eagle3 import PackedEagle3
 from sapwood.backends.torch.packed.linear import Fine, Linear
 from sapwood.backends.torch.packed.modules import pack_linears
+from sapwood.backends.torch.packed.passes import UNFINISHED, Passes
 from sapwood.backends.torch.packed.pieces import Floats, Piece, floats, pair, pieces
+from sapwood.backends.torch.packed.stream import Streamed
 from sapwood.backends.torch.parts import check_cut
 from sapwood.heads.eagle3 import Eagle3
 
@@ -64,10 +66,19 @@ class Packed:
         self.rates = net.rates.double().numpy()
         self.windows = {layer.window for layer in self.layers}
         self.layout = layout_of(net, len(self.layers))
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Whole passes in one call, where the weights are streamed; else None."""
+        streamed = isinstance(self.head.packed, Streamed)
+        self.passes = Passes(self.net, self.layers, self.norm, self.head, self.skip) if streamed else None
 
     # -------------------------------------------------------------------------------------- the seam
     def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run the layers."""
+        if self.passes is not None:
+            states, _, kept = self._pass(self.passes, rows, watched)
+            return states, kept
         x, kept = self._layers(rows, watched)
         return self._finish(x, watched, kept), kept
 
@@ -92,6 +103,9 @@ class Packed:
 
     def mix(self, rows: Rows, watched: Collection[int], spoken: int) -> tuple[Tensor, Kept]:
         """Run the layers, and the output head on the first rows."""
+        if self.passes is not None:
+            _, logits, kept = self._pass(self.passes, rows, watched, spoken=spoken)
+            return logits, kept
         states, kept = self.read(rows, watched)
         return self.speak(states[:spoken]), kept
 
@@ -106,10 +120,18 @@ class Packed:
 
     def enter(self, rows: Rows, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
         """Run the layers before this one."""
+        if self.passes is not None:
+            start = self._embed(rows)
+            _, _, kept = self._pass(self.passes, rows, watched, stop=layer, start=start, spoken=UNFINISHED)
+            return start, kept
         return self._layers(rows, watched, stop=layer)
 
     def resume(self, rows: Rows, watched: Collection[int], layer: int, states: Tensor) -> tuple[Tensor, Kept]:
         """Run the others and the output head."""
+        if self.passes is not None:
+            start = states.clone()
+            _, logits, kept = self._pass(self.passes, rows, watched, layer, start=start, spoken=len(start))
+            return logits, kept
         x, kept = self._layers(rows, watched, layer, start=states.clone())
         states = self._finish(x, watched, kept)
         return self.speak(states), kept
@@ -118,15 +140,32 @@ class Packed:
         """The same without these sublayers."""
         made = copy.copy(self)
         made.skip = frozenset(sublayers)
+        made._prepare()
         return made
 
     def rounded(self, bits: int) -> "Packed":
         """The same with rows rounded once instead of twice; below eight bits, weights on a coarser grid too."""
         made = copy.copy(self)
         made.layers = [layer.rounded(bits) for layer in self.layers]
+        made._prepare()
         return made
 
     # -------------------------------------------------------------------------------------- a pass
+    def _pass(
+        self,
+        passes: Passes,
+        rows: Rows,
+        watched: Collection[int],
+        first: int = 0,
+        stop: int | None = None,
+        start: Tensor | None = None,
+        spoken: int = 0,
+    ) -> tuple[Tensor, Tensor, Kept]:
+        """See `Passes.run`; it begins with the embeddings, or with what is given."""
+        x = self._embed(rows) if start is None else start
+        end = len(self.layers) if stop is None else stop
+        return passes.run(x, rows, self._turns(rows.positions), watched, first, end, spoken)
+
     def _layers(
         self, rows: Rows, watched: Collection[int], first: int = 0, stop: int | None = None, start: Tensor | None = None
     ) -> tuple[Tensor, Kept]:
@@ -138,7 +177,7 @@ class Packed:
         gated, gated_array = pair(count, net.inner)
         stream, scales = x.numpy(), np.empty(count, np.float32)
         bits = np.empty(net.inner, np.int32)
-        powers, turns = bits.view(np.float32), self._turns(rows.positions)
+        turns = self._turns(rows.positions)
         crowd = list(pieces(net, rows, self.windows))
         for index, layer in enumerate(self.layers[first:stop], first):
             attends, thinks = 2 * index not in self.skip, 2 * index + 1 not in self.skip
@@ -155,7 +194,7 @@ class Packed:
             elif thinks:
                 kernels.enter(stream, layer.mlp_norm, self.eps, entered_array, scales)
             if thinks:
-                kernels.gate(layer.gate_up(entered).numpy(), scales, gated_array, scales, bits, powers)
+                kernels.gate(layer.gate_up(entered).numpy(), scales, gated_array, scales, bits)
                 kernels.add(stream, layer.down(gated).numpy(), scales)
         return x, kept
 
@@ -169,7 +208,7 @@ class Packed:
         layer: PackedLayer,
         y: Floats,  # [rows, queries, keys and values]
         scales: Floats,  # [rows] of y, in; of what the rows read, out
-        turns: tuple[Floats, Floats],
+        turns: Floats,
         crowd: Sequence[Piece],
         out: Floats,
     ) -> None:
@@ -184,16 +223,17 @@ class Packed:
             piece.weigh(index, layer.window)
             attention.collect(piece.sum_array, piece.results, out[rows], scales[rows])
 
-    def _turns(self, positions: IntArray) -> tuple[Floats, Floats]:
-        """Cosines and sines of each row's position, [rows, head width / 2]."""
+    def _turns(self, positions: IntArray) -> Floats:
+        """Cosines and sines of each row's position, [2, rows, head width / 2]."""
         angles, amplitude = positions[:, None] * self.rates, self.net.amplitude
-        return (np.cos(angles) * amplitude).astype(np.float32), (np.sin(angles) * amplitude).astype(np.float32)
+        found: Floats = (np.stack((np.cos(angles), np.sin(angles))) * amplitude).astype(np.float32)
+        return found
 
 
 def layout_of(net: Llama, count: int) -> Layout:
     """Keys and values in whole numbers, and in a second buffer the sizes of their steps."""
     cpu = torch.device("cpu")
-    shapes = [Plane(net.kv_heads, width, torch.float32, cpu) for width in (net.head_width, 1)]
+    shapes = [Plane(net.kv_heads, net.head_width, torch.int16, cpu), Plane(net.kv_heads, 1, torch.float32, cpu)]
     keys = {layer: (0, 2 * layer) for layer in range(count)}
     values = {layer: (0, 2 * layer + 1) for layer in range(count)}
     return Layout(shapes, [2 * count, 2 * count], keys, values)

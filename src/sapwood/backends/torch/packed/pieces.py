@@ -65,7 +65,6 @@ class Piece:
         self.products, self.product_array = pair(kv_heads, places, self.keys)
         self.steps, self.results = (np.empty((kv_heads, places), np.float32) for _ in range(2))
         self.bits = np.empty(self.keys, np.int32)
-        self.powers = self.bits.view(np.float32)
         self.few = rows == 1 or rows * self.keys <= FEW
         self.near: Tensor | None = None  # all planes of the text, where it lies in one piece
         if len(self.runs) == 1:
@@ -82,7 +81,7 @@ class Piece:
             torch.bmm(self.queries, self._side_by_side(keys).transpose(1, 2), out=self.products)
         attention.weigh(
             self.product_array, self.steps, self.size_array[keys : keys + 2], self.runs, self.length,
-            eyes.oldest, eyes.seen, self.results, self.bits, self.powers,
+            eyes.oldest, eyes.seen, self.results, self.bits,
         )  # fmt: skip
         if self.few:
             attention.gather(self.product_array, self.plane_array[values], self.runs, self.sum_array)
@@ -92,7 +91,7 @@ class Piece:
     def _side_by_side(self, plane: int) -> Tensor:
         """Keys or values of a layer for the matrix library, [kv heads, keys, width]: copied where they lie apart."""
         if self.near is not None:
-            return self.near[plane]
+            return self.near[plane].float()
         attention.align(self.plane_array[plane], self.runs, self.copy_array)
         return self.copy
 

@@ -1,0 +1,233 @@
+"""What heads read of keys and values in whole numbers: products, weights and sums, sixteen numbers at a time.
+
+The steps are those of `attention`, in the same order where order matters, so both give the same bits.
+Keys and values are int16 [keys, head width], queries int16, products and weights float32.
+"""
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+
+from sapwood.backends.torch.packed import vectors as v
+from sapwood.backends.torch.packed.kernels import FAR, UNIT
+from sapwood.backends.torch.packed.machine import LANES
+from sapwood.backends.torch.packed.vectors import F32, I8, I16, I32, I64, WIDE, Carried, Mask, call, load, offset, same
+
+WIDTHS = (64, 128)  # of heads that these loops are made for
+STRIP = 64  # numbers of a value that are summed at once
+PLACES = LANES or WIDE  # sums that one instruction makes, of two products each
+DOT = f"llvm.x86.avx512.vpdpwssd.{32 * (LANES or WIDE)}"
+
+
+# ---------------------------------------------------------------------------------------- products
+def fold(builder: Any, sums: list[Any], add: Any) -> Any:
+    """Add up each of as many vectors as they have places: one vector of the totals."""
+    count = len(sums)
+    odd, even = (ir.Constant(v.wide(I32, count), list(range(first, 2 * count, 2))) for first in (1, 0))
+    while len(sums) > 1:
+        pairs = list(zip(sums[::2], sums[1::2], strict=True))
+        sums = [add(builder.shuffle_vector(*two, even), builder.shuffle_vector(*two, odd)) for two in pairs]
+    return sums[0]
+
+
+class Whole:
+    """Queries and keys in whole numbers, int16."""
+
+    size, count, kind = 2, PLACES, v.wide(I32, PLACES)  # bytes of a number, sums side by side, what is loaded at once
+    zero, total = same(I32, 0, PLACES), f"llvm.vector.reduce.add.v{PLACES}i32"
+
+    def __init__(self, builder: Any) -> None:
+        self.builder, self.add = builder, builder.add
+
+    def dot(self, total: Any, query: Any, key: Any) -> Any:
+        """Total plus products."""
+        return call(self.builder, DOT, self.kind, total, query, key)
+
+    def settle(self, total: Any) -> Any:
+        """Sums as float32."""
+        return self.builder.sitofp(total, v.wide(F32, PLACES) if isinstance(total.type, ir.VectorType) else F32)
+
+    def sum(self, total: Any) -> Any:
+        """The sum of sums side by side."""
+        return call(self.builder, self.total, I32, total)
+
+
+class Broken:
+    """Queries and keys in float32."""
+
+    size, count, kind = 4, WIDE, v.wide(F32)
+    zero = same(F32, 0.0)
+
+    def __init__(self, builder: Any) -> None:
+        self.builder, self.add = builder, builder.fadd
+
+    def dot(self, total: Any, query: Any, key: Any) -> Any:
+        """Total plus products."""
+        return call(self.builder, "llvm.fma.v16f32", self.kind, query, key, total)
+
+    def settle(self, total: Any) -> Any:
+        """Sums as they are."""
+        return total
+
+    def sum(self, total: Any) -> Any:
+        """The sum of sums side by side."""
+        return call(self.builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(0.0), total)
+
+
+def products_maker(width: int, numbers: Any) -> Any:
+    """Products of queries and keys of one width and kind of numbers."""
+    size, step = numbers.size * width, 4 * numbers.count  # bytes of a key, and of what is loaded at once
+
+    def emit(builder: Any, queries: Any, places: Any, keys: Any, count: Any, out: Any, apart: Any) -> None:
+        """Queries [places, width] times keys [count, width]: out [places, count], rows `apart` numbers apart."""
+        words, full = numbers(builder), builder.and_(count, I64(-WIDE))
+
+        def load_all(address: Any) -> list[Any]:
+            return [load(builder, builder.add(address, I64(step * i)), words.kind) for i in range(size // step)]
+
+        def dot(query: list[Any], key: Any) -> Any:
+            total = words.zero
+            for left, right in zip(query, load_all(key), strict=True):
+                total = words.dot(total, left, right)
+            return total
+
+        def each(first: Any, many: int) -> Carried:
+            """Some keys for all queries."""
+            here = offset(builder, keys, first, size)
+
+            def body(place: Any, _: Carried) -> Carried:
+                query = load_all(offset(builder, queries, place, size))
+                target = offset(builder, out, builder.add(builder.mul(place, apart), first), 4)
+                sums = [dot(query, builder.add(here, I64(size * i))) for i in range(many)]
+                if many == 1:
+                    v.store(builder, words.settle(words.sum(sums[0])), target)
+                    return []
+                for i in range(0, many, words.count):
+                    made = words.settle(fold(builder, sums[i : i + words.count], words.add))
+                    v.store(builder, made, builder.add(target, I64(4 * i)))
+                return []
+
+            return v.loop(builder, places, 1, [], body)
+
+        v.loop(builder, full, WIDE, [], lambda index, _: each(index, WIDE))
+        v.loop(builder, builder.sub(count, full), 1, [], lambda index, _: each(builder.add(index, full), 1))
+
+    return v.inline(emit, types.void, *[types.int64] * 6)
+
+
+products_64, products_128 = (products_maker(width, Whole) for width in WIDTHS)
+broken_64, broken_128 = (products_maker(width, Broken) for width in WIDTHS)
+
+
+# ----------------------------------------------------------------------------------------- weights
+def measure_maker(choosy: bool) -> Any:
+    """Give products their size and find the largest; some keys may not be seen."""
+
+    def emit(builder: Any, row: Any, count: Any, step: Any, keys: Any, values: Any, seen: Any, marks: Any) -> None:
+        """Row [count] times the sizes of keys; marks [3] <- the largest, the widest step of values, how many."""
+        steps, far = v.spread(builder, step), same(F32, float(FAR))
+        old = [load(builder, builder.add(marks, I64(4 * i)), F32) for i in range(3)]
+
+        def body(index: Any, mask: Mask, held: Carried) -> Carried:
+            def numbers(address: Any) -> Any:
+                return v.load_some(builder, offset(builder, address, index, 4), F32, mask, 0.0)
+
+            made, widths = builder.fmul(numbers(row), builder.fmul(numbers(keys), steps)), numbers(values)
+            found = mask
+            if choosy:
+                flags = v.load_some(builder, offset(builder, seen, index, 1), I8, mask, 0)
+                found = builder.icmp_unsigned("!=", flags, same(I8, 0))
+            if found is not None:
+                made = builder.select(found, made, far)
+                widths = builder.select(found, widths, same(F32, 0.0))
+            v.store_some(builder, made, offset(builder, row, index, 4), mask)
+            one = same(F32, 1.0) if found is None else builder.uitofp(found, v.wide(F32))
+            return [v.greater(builder, made, held[0]), v.greater(builder, widths, held[1]), builder.fadd(held[2], one)]
+
+        start = [far, same(F32, 0.0), same(F32, 0.0)]
+        largest, widest, ones = v.sweep(builder, count, start, body)
+        seen_here = call(builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(0.0), ones)
+        new = [v.greater(builder, v.top(builder, largest), old[0]), v.greater(builder, v.top(builder, widest), old[1])]
+        for i, value in enumerate([*new, builder.fadd(old[2], seen_here)]):
+            v.store(builder, value, builder.add(marks, I64(4 * i)))
+
+    takes = [types.int64, types.int64, types.float32, *[types.int64] * 4]
+    return v.inline(emit, types.void, *takes)
+
+
+measure, measure_seen = map(measure_maker, (False, True))
+
+
+def emit_decay(builder: Any, row: Any, count: Any, largest: Any) -> Any:
+    """Row [count] <- exp(row - largest), as `kernels.exponentiate`; their sum in steps of 1 / UNIT, int64."""
+    most, floats, ints = v.spread(builder, largest), v.wide(F32), v.wide(I32)
+    terms = (8.9893397e-3, 5.5826318e-2, 2.4015361e-1, 6.9315308e-1, 9.9999994e-1)
+
+    def body(index: Any, mask: Mask, held: Carried) -> Carried:
+        place = offset(builder, row, index, 4)
+        below = builder.fsub(v.load_some(builder, place, F32, mask, float(FAR)), most)
+        y = v.greater(builder, builder.fmul(below, same(F32, 1.4426950408889634)), same(F32, -126.0))
+        whole = call(builder, "llvm.floor.v16f32", floats, y)
+        part, value = builder.fsub(y, whole), same(F32, 1.8775767e-3)
+        for term in terms:
+            value = builder.fadd(builder.fmul(value, part), same(F32, term))
+        bits = builder.shl(builder.add(builder.fptosi(whole, ints), same(I32, 127)), same(I32, 23))
+        made = builder.fmul(value, builder.bitcast(bits, floats))
+        v.store_some(builder, made, place, mask)
+        steps = call(builder, "llvm.rint.v16f32", floats, builder.fmul(made, same(F32, UNIT)))
+        return [builder.add(held[0], builder.zext(builder.fptosi(steps, ints), v.wide(I64)))]
+
+    [total] = v.sweep(builder, count, [same(I64, 0)], body)
+    return call(builder, "llvm.vector.reduce.add.v16i64", I64, total)
+
+
+def emit_portion(builder: Any, row: Any, count: Any, values: Any, share: Any) -> None:
+    """Row [count] <- weights of the values in whole numbers, for steps of these sizes [count]."""
+    shares = v.spread(builder, share)
+
+    def body(index: Any, mask: Mask, _: Carried) -> Carried:
+        place = offset(builder, row, index, 4)
+        sizes = v.load_some(builder, offset(builder, values, index, 4), F32, mask, 0.0)
+        made = builder.fmul(v.load_some(builder, place, F32, mask, 0.0), builder.fmul(sizes, shares))
+        v.store_some(builder, call(builder, "llvm.rint.v16f32", v.wide(F32), made), place, mask)
+        return []
+
+    v.sweep(builder, count, [], body)
+
+
+decay = v.inline(emit_decay, types.int64, types.int64, types.int64, types.float32)
+portion = v.inline(emit_portion, types.void, types.int64, types.int64, types.int64, types.float32)
+
+
+# -------------------------------------------------------------------------------------------- sums
+def gather_maker(places: int, kind: Any) -> Any:
+    """Add values, int16 or float32, times the weights of several heads: values are read once for all of them."""
+    count, bytes_read = STRIP // WIDE, WIDE * (2 if kind is I16 else 4)
+
+    def emit(builder: Any, weights: Any, apart: Any, values: Any, size: Any, keys: Any, out: Any) -> None:
+        """Out [places, STRIP] += weights [places, apart] times values, `size` bytes each of which STRIP are read."""
+        floats = v.wide(F32)
+        rows = [offset(builder, weights, builder.mul(apart, I64(p)), 4) for p in range(places)]
+        targets = [builder.add(out, I64(4 * WIDE * i)) for i in range(places * count)]
+
+        def body(key: Any, held: Carried) -> Carried:
+            here, made = builder.add(values, builder.mul(key, size)), []
+            parts = [load(builder, builder.add(here, I64(bytes_read * i)), v.wide(kind)) for i in range(count)]
+            if kind is I16:
+                parts = [builder.sitofp(builder.sext(part, v.wide(I32)), floats) for part in parts]
+            for p, row in enumerate(rows):
+                weight = v.spread(builder, load(builder, offset(builder, row, key, 4), F32))
+                for i, value in enumerate(parts):
+                    made.append(call(builder, "llvm.fma.v16f32", floats, weight, value, held[p * count + i]))
+            return made
+
+        start = [load(builder, target, floats) for target in targets]
+        for total, target in zip(v.loop(builder, keys, 1, start, body), targets, strict=True):
+            v.store(builder, total, target)
+
+    return v.inline(emit, types.void, *[types.int64] * 6)
+
+
+gather_1, gather_2, gather_3, gather_4 = (gather_maker(places, I16) for places in (1, 2, 3, 4))
+broken_1, broken_2, broken_3, broken_4 = (gather_maker(places, F32) for places in (1, 2, 3, 4))

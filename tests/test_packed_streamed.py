@@ -1,0 +1,240 @@
+"""Streamed products, whole passes and drafts on packed weights: the same bits as FBGEMM's, by any number of threads."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.packed import drafting, machine, pack, stream, team
+from sapwood.backends.torch.packed.eagle3 import PackedEagle3
+from sapwood.backends.torch.packed.linear import Fine, Linear, unpack
+from sapwood.backends.torch.packed.network import Packed
+from sapwood.backends.torch.packed.passes import Shelf
+from sapwood.backends.torch.packed.team import Team, finish, share, take, wait
+from sapwood.backends.torch.packed.vectors import F32, I32, wide
+from sapwood.drafters.eagle import best
+from sapwood.heads.eagle3 import Eagle3, Eagle3Config
+from sapwood.heads.layers import Shape
+from sapwood.protocols import Work
+from tests import tiny
+from tests.test_packed import LIKE, TEXT, random_tree, shuffled
+
+pytestmark = pytest.mark.skipif(not stream.available(), reason="this processor has no eight-bit dot products")
+Make = Callable[[], Any]
+
+
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Make], Any]:
+    """Make something as a processor without the instruction would."""
+
+    def made(make: Make) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(stream, "available", lambda: False)
+            return make()
+
+    return made
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Run with so many threads."""
+    had = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(had)
+
+
+def network(name: str, **extra: Any) -> Packed:
+    """A tiny model in packed form."""
+    found = pack(tiny.make(name, **extra))
+    assert found is not None
+    return found
+
+
+def answers(net: Packed, name: str, torn: bool = False) -> np.ndarray:
+    """Logits of trees in two sessions of one pass, and of a tree after a commit, [rows, vocab]."""
+    backend = TorchBackend(tiny.make(name), name, net)
+    if torn:
+        shuffled(backend, 1)
+    first, second = backend.open(TEXT * 3), backend.open(TEXT[:4])
+    trees = [random_tree(24), random_tree(7, seed=1)]
+    scores = backend.score([Work(first, trees[0]), Work(second, trees[1])])
+    first.commit(trees[0].path(23))
+    trees.append(random_tree(5, seed=2))
+    scores += backend.score([Work(first, trees[2])])
+    return np.stack([found.logits(i) for found, tree in zip(scores, trees, strict=True) for i in range(len(tree))])
+
+
+# ---------------------------------------------------------------------------------------- products
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 21])
+@pytest.mark.parametrize("shape", [(40, 33), (16, 4), (960, 576), (50, 1536)])
+@pytest.mark.parametrize("kind", [Linear, Fine])
+def test_products_have_the_bits_of_fbgemm(
+    kind: type[Linear], shape: tuple[int, int], rows: int, plainly: Callable[[Make], Linear]
+) -> None:
+    torch.manual_seed(rows)
+    weight, x = torch.randn(shape), torch.rand(rows, shape[1]) * 2 - 1
+    x[0, 0], x[-1, -1] = 1, -1
+    x[:, 2:4] = torch.tensor([82.500006, -3.4999999]) / 127  # next to the middle of two steps
+    streamed, reference = kind(weight), plainly(lambda: kind(weight))
+    assert isinstance(streamed.packed, stream.Streamed)
+    assert not isinstance(reference.packed, stream.Streamed)
+    assert torch.equal(streamed(x), reference(x))
+    torch.testing.assert_close(unpack(streamed.packed), unpack(reference.packed))
+    assert torch.equal(streamed.rounded(8)(x), reference.rounded(8)(x))
+
+
+def test_half_as_wide_instructions_make_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(16, 64), torch.rand(2, 64) * 2 - 1
+    want = Fine(weight)(x)
+    packed = Fine(weight).packed
+    for name, value in {
+        "PLACES": 8, "PARTS": 2, "DOT": "llvm.x86.avx512.vpdpbusd.256",
+        "SUMS": wide(I32, 8), "PRODUCTS": wide(F32, 8),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(machine, name, value)
+    tile = machine.tile_maker(4, fine=True)
+
+    @njit
+    def run(where: Any, rows: Any, out: Any) -> None:
+        here, apart = where[0], 4 * out.shape[1]
+        tile(here, where[1], where[2], where[4], rows.ctypes.data, rows.shape[1], out.ctypes.data, apart, here, 0)
+
+    grid, out = np.empty((4, 64), np.uint8), np.empty((2, 16), np.float32)
+    stream.round_rows(x.numpy(), True, grid)
+    run(packed.where, grid, out)
+    assert np.array_equal(out, want.numpy())
+
+
+# ------------------------------------------------------------------------------------ whole passes
+@pytest.mark.parametrize("name", LIKE)
+def test_a_whole_pass_has_the_bits_of_one_layer_by_layer(
+    name: str, threads: int, plainly: Callable[[Make], Packed]
+) -> None:
+    reference = plainly(lambda: network(name))
+    assert reference.passes is None
+    assert np.array_equal(answers(network(name), name), answers(reference, name))
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("torn", [False, True])
+def test_heads_of_usual_width_read_the_same_bits(
+    width: int, torn: bool, threads: int, plainly: Callable[[Make], Packed]
+) -> None:
+    shape = {"head_dim": width, "hidden_size": 56, "num_attention_heads": 14, "num_key_value_heads": 2}
+    streamed, reference = network("llama", **shape), plainly(lambda: network("llama", **shape))
+    assert np.array_equal(answers(streamed, "llama", torn), answers(reference, "llama"))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda net: net.skipping({0, 3}), lambda net: net.rounded(8), lambda net: net.rounded(4)]
+)
+def test_cheaper_networks_have_the_same_bits(
+    change: Callable[[Packed], Packed], plainly: Callable[[Make], Packed]
+) -> None:
+    reference = plainly(lambda: change(network("qwen3")))
+    assert np.array_equal(answers(change(network("qwen3")), "qwen3"), answers(reference, "qwen3"))
+
+
+def test_a_pass_in_two_parts_shows_and_says_the_same(plainly: Callable[[Make], Packed]) -> None:
+    found = []
+    for net in (network("llama"), plainly(lambda: network("llama"))):
+        backend, tree = TorchBackend(tiny.make("llama"), "llama", net), random_tree(9)
+        backend.watch([0, 1, 2])
+        session = backend.open(TEXT)
+        entered = backend.enter(Work(session, tree), 1)
+        [late] = backend.score([Work(session, tree)])
+        [whole] = backend.score([Work(backend.open(TEXT), tree)])
+        assert np.array_equal(late.logits(8), whole.logits(8))
+        found.append([entered, late.hidden(range(9), [0, 1, 2]), whole.hidden(range(9), [0, 1, 2])])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_logits_stay_as_long_as_somebody_looks_at_them() -> None:
+    shelf = Shelf(8)
+    first, second = shelf.take(4), shelf.take(4)
+    place, part = first.data_ptr(), first[1:3, :5]
+    assert second.data_ptr() != place
+    del first
+    assert shelf.take(4).data_ptr() != place
+    del part
+    assert shelf.take(3).data_ptr() == place
+
+
+# ------------------------------------------------------------------------------------------ drafts
+@torch.inference_mode()
+@pytest.mark.parametrize("head_width", [16, 64, 128])
+def test_a_streamed_head_drafts_what_fbgemm_s_drafts(head_width: int, plainly: Callable[[Make], PackedEagle3]) -> None:
+    torch.manual_seed(0)
+    shape = Shape(width=64, heads=10, kv_heads=2, head_width=head_width, inner=96)
+    net = Eagle3(Eagle3Config(shape, target_width=48, vocab=300, draft_vocab=200, features=(0, 1, 2)))
+    features, embeds = torch.randn(7, 3 * 48), torch.randn(1, 7, 64)
+    positions, mask = torch.arange(5, 12)[None], torch.ones(7, 7).tril().bool()
+    found = []
+    for head in (PackedEagle3(net), plainly(lambda: PackedEagle3(net))):
+        states = head.begin(features)[None]
+        query, key, value = head.midlayer.project(embeds, states, positions)
+        read = head.midlayer.self_attn.attend(query, key, value, mask)
+        found.append((head, head.midlayer.finish(states, read)[0]))
+    (streamed, outputs), (reference, want) = found
+    torch.testing.assert_close(outputs, want, rtol=0, atol=0.02 * float(want.std()))
+    logits = streamed.logits(outputs)
+    torch.testing.assert_close(logits, reference.logits(outputs))
+    chosen = streamed.best(outputs, 6)
+    assert chosen is not None
+    assert reference.best(outputs, 6) is None
+    tokens, chances = best(logits, 6, net.vocabulary.numpy())
+    assert np.array_equal(chosen[0], tokens)
+    np.testing.assert_allclose(chosen[1], chances, rtol=1e-5)
+
+
+def test_of_equals_the_lowest_is_chosen_first() -> None:
+    row = np.array([1, 3, 2, 3, 1, 3, 2], np.float32)
+    ids, chances = np.empty(5, np.int64), np.empty(5)
+    drafting.choose(row, np.empty(7, np.float32), ids, chances)
+    assert ids.tolist() == [1, 3, 5, 2, 6]
+    np.testing.assert_allclose(chances, np.exp(row[ids]) / np.exp(row).sum(), rtol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------- threads
+@njit(nogil=True)
+def count(marks: Any, desks: Any, worker: int, workers: int) -> int:
+    """Two stages: each item is marked once, the second time only where the first stage is over."""
+    vain = 0
+    for stage in range(2):
+        desk = desks[stage].ctypes.data
+        item = take(desk, 50, worker)
+        while item < 50:
+            start, stop = share(len(marks), item, 50)
+            for i in range(start, stop):
+                marks[i] += 1 if stage == 0 or marks.min() > 0 else 100
+            finish(desk)
+            item = take(desk, 50, worker)
+        vain += wait(desk, 50)
+    return vain
+
+
+def test_a_team_does_each_item_once_and_stage_after_stage(threads: int) -> None:
+    for _ in range(20):
+        marks = np.zeros(101, np.int64)
+        Team().run(count, marks, np.zeros((2, team.DESK), np.int64))
+        assert (marks == 2).all()
+
+
+def test_the_caller_works_alone_for_a_while_after_it_was_held_up(threads: int) -> None:
+    mates, asked = Team(), []
+
+    def task(held_up: bool, worker: int, workers: int) -> int:
+        if worker == 0:
+            asked.append(workers)
+        return int(held_up)
+
+    for held_up in (False, True, False, True, False, False, False):
+        mates.run(task, held_up)
+    assert asked == [threads, threads, 1, threads, 1, 1, threads]
