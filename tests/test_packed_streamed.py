@@ -16,7 +16,7 @@ from sapwood.backends.torch.packed.network import Packed
 from sapwood.backends.torch.packed.passes import Shelf
 from sapwood.backends.torch.packed.team import Team, finish, share, take, wait
 from sapwood.backends.torch.packed.vectors import F32, I32, wide
-from sapwood.drafters.eagle import best
+from sapwood.drafters.rows import best
 from sapwood.heads.eagle3 import Eagle3, Eagle3Config
 from sapwood.heads.layers import Shape
 from sapwood.protocols import Work

@@ -16,7 +16,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
-from sapwood.drafters.rows import Cache, check, lineage, tensor
+from sapwood.drafters.rows import Cache, best, check, leading, lineage, tensor
 from sapwood.errors import SapwoodError
 from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
@@ -189,11 +189,15 @@ class Eagle(Part):
             while missing := self._missing(tree, nodes):
                 self._grow(tree, missing)
             outputs = self.cache_.take([self.rows_[node] for node in nodes])
+            ranked, wide = ranks_do(tree, self.draws, self.sampler_), max(width for _, width in frontier)
+            if ranked and self.correct_ is None:
+                self._choose(tree, frontier, *leading(self.net, outputs, wide, self.tokens))
+                return
             logits = self.net.logits(outputs)
             if self.correct_ is not None:
                 logits = self.correct_(nodes, outputs, logits)
-            if ranks_do(tree, self.draws, self.sampler_):
-                self._choose(tree, frontier, logits)
+            if ranked:
+                self._choose(tree, frontier, *best(logits, wide, self.tokens))
             else:
                 self._draw(tree, frontier, logits, rng)
 
@@ -266,10 +270,8 @@ class Eagle(Part):
         return outputs
 
     # ------------------------------------------------------------------------------------ proposals
-    def _choose(self, tree: Tree, frontier: Frontier, logits: "Tensor") -> None:
+    def _choose(self, tree: Tree, frontier: Frontier, tokens: IntArray, probs: FloatArray) -> None:
         """The best tokens of each row, of equals the lowest id first."""
-        wide = max(width for _, width in frontier)
-        tokens, probs = best(logits, wide, self.tokens)
         for (node, width), row, chances in zip(frontier, tokens.tolist(), probs.tolist(), strict=True):
             tree.extend(node, row[:width], chances[:width], source=self.source)
 
@@ -285,16 +287,3 @@ class Eagle(Part):
             law: FloatArray = draft_law(self.sampler_, whole, path)
             position = self.committed_ + int(tree.depths[node]) + 1
             propose(tree, node, law, width, draws, position, rng, self.source)
-
-
-def best(logits: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:
-    """Best tokens of each row and their probabilities, both [rows, count]."""
-    import torch
-
-    exact = logits.float()
-    top, ids = exact.topk(min(count, exact.shape[1]), -1)
-    logps = (top - exact.logsumexp(-1, keepdim=True)).double()
-    drafted, chances = torch.stack((ids.double(), logps)).cpu().numpy()  # one transfer
-    tokens = vocabulary[drafted.astype(np.int64)]
-    order = np.lexsort((tokens, -chances))  # of equals, the lowest id first
-    return np.take_along_axis(tokens, order, 1), np.exp(np.take_along_axis(chances, order, 1))

@@ -10,7 +10,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
-from sapwood.drafters.eagle import best
+from sapwood.drafters.rows import best
 from sapwood.errors import SapwoodError
 from sapwood.part import Part
 from sapwood.protocols import Frontier, Setting

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import ranks_do
-from sapwood.drafters.eagle import best
 from sapwood.drafters.last import LastState
+from sapwood.drafters.rows import best
 from sapwood.protocols import Frontier, Request
 from sapwood.records import Outcome
 from sapwood.rng import Rng

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sapwood.drafters.draw import ranks_do
-from sapwood.drafters.eagle import Eagle, best
+from sapwood.drafters.eagle import Eagle
+from sapwood.drafters.rows import best
 from sapwood.protocols import Frontier, Setting
 from sapwood.rng import Rng
 from sapwood.tree import Tree
@@ -42,7 +43,7 @@ class Parallel(Eagle):
                 return
             tree.states.update((node, self.outputs_[int(tree.depths[node])]) for node, _ in frontier)
             if ranks_do(tree, self.draws, self.sampler_):
-                self._choose(tree, frontier, self.laws_)
+                self._choose_by_depth(tree, frontier)
             else:
                 self._draw(tree, frontier, self.laws_[[int(tree.depths[node]) for node, _ in frontier]], rng)
 
@@ -66,10 +67,10 @@ class Parallel(Eagle):
         self.laws_: Tensor = net.logits(self.outputs_)  # [depths, draft vocab]
         return True
 
-    def _choose(self, tree: Tree, frontier: Frontier, logits: "Tensor") -> None:
-        """The best tokens of each depth, which all its nodes share; `logits` are those of all depths."""
+    def _choose_by_depth(self, tree: Tree, frontier: Frontier) -> None:
+        """The best tokens of each depth, which all its nodes share."""
         depths = sorted({int(tree.depths[node]) for node, _ in frontier})
-        tokens, probs = best(logits[depths], max(width for _, width in frontier), self.tokens)
+        tokens, probs = best(self.laws_[depths], max(width for _, width in frontier), self.tokens)
         for node, width in frontier:
             at = depths.index(int(tree.depths[node]))
             tree.extend(node, tokens[at, :width].tolist(), probs[at, :width].tolist(), source=self.source)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sapwood.arrays import BoolArray
+from sapwood.arrays import BoolArray, FloatArray, IntArray
 from sapwood.errors import SapwoodError
 from sapwood.tree import CAPACITY
 
@@ -83,3 +83,23 @@ def tensor(features: Any) -> "Tensor":
     """Features as they are, or those that a claim stands for."""
     found: Tensor = features.tensor() if hasattr(features, "tensor") else features
     return found
+
+
+def leading(net: Any, outputs: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:
+    """Best tokens of each row and their probabilities, both [rows, count], found by the head itself where it can."""
+    own = getattr(net, "best", None)
+    found: tuple[IntArray, FloatArray] | None = None if own is None else own(outputs, count)
+    return best(net.logits(outputs), count, vocabulary) if found is None else found
+
+
+def best(logits: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:
+    """Best tokens of each row and their probabilities, both [rows, count]."""
+    import torch
+
+    exact = logits.float()
+    top, ids = exact.topk(min(count, exact.shape[1]), -1)
+    logps = (top - exact.logsumexp(-1, keepdim=True)).double()
+    drafted, chances = torch.stack((ids.double(), logps)).cpu().numpy()  # one transfer
+    tokens = vocabulary[drafted.astype(np.int64)]
+    order = np.lexsort((tokens, -chances))  # of equals, the lowest id first
+    return np.take_along_axis(tokens, order, 1), np.exp(np.take_along_axis(chances, order, 1))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sapwood.arrays import FloatArray, IntArray
-from sapwood.tree import Tree
+from sapwood.tree import ROOT, Tree
 
 
 class TorchScores:
@@ -60,20 +60,31 @@ class TorchScores:
         return logits
 
     def follow(self, tree: Tree, temperature: float, key: Callable[[int], int]) -> tuple[tuple[int, ...], int] | None:
-        """Path and bonus by the target's own tokens, on the device; None where the host does as well.
+        """Path and bonus by the target's own tokens; None where they are found as well token by token.
 
         At temperature 0 they are the best ones, else keyed draws: `key` names the noise after a depth.
         """
         from sapwood.backends.torch.fused.tree import DeviceTree
 
         if not isinstance(tree, DeviceTree):
-            return None
+            return self._walk(tree) if temperature == 0 and self._logits.device.type == "cpu" else None
         from sapwood.backends.torch.fused.verify import follow
 
         leading = getattr(self, "best", None)  # of each row on the device, where the pass has found them
         found = follow(tree, self._logits, temperature, key, leading=leading, hidden=self._hidden, static=self._static)
         self._walked = None if found is None else tree
         return found
+
+    def _walk(self, tree: Tree) -> tuple[tuple[int, ...], int] | None:
+        """The same on the host, where only rows on the way are looked at; None where a row is no whole array."""
+        if self._logits.dtype != torch.float32 or len(self._logits) != len(tree):
+            return None
+        rows, path = self._logits.numpy(), [ROOT]
+        said = int(rows[ROOT].argmax())
+        while (child := tree.child(path[-1], said)) is not None:
+            path.append(child)
+            said = int(rows[child].argmax())
+        return tuple(path), said
 
     def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """Hidden states of these rows on the device, [rows, layers * width], layers in the order asked for."""
