@@ -10,7 +10,7 @@ import torch
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.fused import verify
-from sapwood.backends.torch.fused.tree import ROWS, DeviceTree, Owed, Parcel, Round, ints
+from sapwood.backends.torch.fused.tree import DeviceTree, Owed, Parcel, Round, ints
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.laws import PathLaws
 from sapwood.rng import Keyed, Place
