@@ -69,7 +69,8 @@ class Fine(Linear):
 def pack(weight: Tensor) -> Any:
     """Each output's weights in whole numbers, with a scale of its own."""
     exact = weight.detach().float()
-    scales = (exact.abs().amax(1) / LEVELS).clamp(min=torch.finfo(torch.float32).tiny).double()
+    largest = torch.maximum(exact.amax(1), -exact.amin(1))  # of the magnitudes, which take no memory this way
+    scales = (largest / LEVELS).clamp(min=torch.finfo(torch.float32).tiny).double()
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that these tensors will go: the packed layers need them, `available` watches
