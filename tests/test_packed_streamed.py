@@ -1,5 +1,7 @@
 """Streamed products, whole passes and drafts on packed weights: the same bits as FBGEMM's, by any number of threads."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,3 +240,22 @@ def test_the_caller_works_alone_for_a_while_after_it_was_held_up(threads: int) -
     for held_up in (False, True, False, True, False, False, False):
         mates.run(task, held_up)
     assert asked == [threads, threads, 1, threads, 1, 1, threads]
+
+
+def test_callers_at_once_have_logits_of_their_own() -> None:
+    shelf, mixed = Shelf(64), list[int]()
+
+    def call(caller: int) -> None:
+        for turn in range(300):
+            mine = shelf.take(1 + turn % 3)
+            mine.fill_(caller)
+            time.sleep(0)  # another's turn
+            if not bool((mine == caller).all()):
+                mixed.append(turn)
+
+    threads = [threading.Thread(target=call, args=(caller,)) for caller in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not mixed

@@ -1,6 +1,7 @@
 """Whole passes of a packed network: the tables and the memory that the compiled pass asks for."""
 
 import sys
+import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -45,9 +46,14 @@ class Shelf:
     def __init__(self, width: int) -> None:
         self.width = width
         self._held: list[np.ndarray[Any, Any]] = []
+        self._lock = threading.Lock()  # two must not find the same place free
 
     def take(self, rows: int) -> Tensor:
         """Room for so many rows, [rows, width]."""
+        with self._lock:
+            return self._take(rows)
+
+    def _take(self, rows: int) -> Tensor:
         free = [i for i in range(len(self._held)) if sys.getrefcount(self._held[i]) == UNUSED]
         fits = [i for i in free if len(self._held[i]) >= rows]
         if not fits:

@@ -5,6 +5,7 @@ when everybody has come: a thread that sleeps, or that the machine needs for som
 nobody up unless it does so in the middle of an item. Where that happens, the caller works alone for a while.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -97,7 +98,7 @@ class Helper:
     def give(self, task: Callable[..., int], arguments: tuple[Any, ...]) -> None:
         """Have it run a task; one that it has not begun is over by now."""
         self._task = task, arguments
-        if self._ready.locked():
+        with contextlib.suppress(RuntimeError):  # it is awake already
             self._ready.release()
 
     def _work(self) -> None:
