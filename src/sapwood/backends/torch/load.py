@@ -41,7 +41,7 @@ def load(
     kind = find_dtype(dtype, place)
     folder = find_folder(model, progress)
     progress(f"loading {model}")
-    found = None if stock else directly(folder, model, place, dtype)
+    found = None if stock else directly(folder, model, place, dtype, progress)
     if found is not None:
         return found, folder
     with quiet():
@@ -51,14 +51,19 @@ def load(
     return backend, folder
 
 
-def directly(folder: Path, name: str, device: torch.device, dtype: str | None) -> TorchBackend | None:
+def directly(
+    folder: Path, name: str, device: torch.device, dtype: str | None, progress: Progress
+) -> TorchBackend | None:
     """A backend of packed weights without transformers, which takes seconds to start; None where it takes that."""
     if device.type != "cpu" or dtype not in (*AUTO, "int8") or not has_numba():
         return None
     from sapwood.backends.torch.direct import open_packed
+    from sapwood.backends.torch.packed import forward, stream
 
     found = open_packed(folder, name, partial(read_quietly, folder, name, device, torch.float32))
     if found is not None:
+        if stream.available() and not forward.known():
+            progress("compiling for this processor, once, for half a minute")
         check_tree(found)  # which also wakes what was compiled, so that no prompt's time is booked for it
     return found
 

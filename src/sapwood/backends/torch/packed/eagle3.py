@@ -115,6 +115,18 @@ class PackedEagle3:
         self.tokens: IntArray = self.vocabulary.numpy()
         if self.midlayer.streamed:
             self.place = np.array(place(self.head))
+        self._wake(net.fc.weight.shape[1])
+
+    @torch.inference_mode()
+    def _wake(self, features: int) -> None:
+        """Draft from one row, so that what is compiled (at first for seconds) is ready before rounds are timed."""
+        layer, width = self.midlayer, self.config.shape.width
+        states = self.begin(torch.zeros(1, features))[None]
+        query, key, value = layer.project(torch.zeros(1, 1, width), states, torch.zeros(1, 1, dtype=torch.int64))
+        read = [layer.attend(query, key, value, mask) for mask in (None, torch.ones(1, 1, dtype=torch.bool))]
+        outputs = layer.finish(states, read[0])[0]
+        if self.best(outputs, 1) is None:
+            self.logits(outputs)
 
     def begin(self, features: Tensor) -> Tensor:
         """States of the first step from the target's features."""

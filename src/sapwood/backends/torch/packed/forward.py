@@ -5,6 +5,7 @@ attention; between the two everybody meets. The arithmetic is that of the pass l
 by number, so both give the same bits.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,9 @@ def course(first: int, stop: int, active: Any, ends: bool, speaks: bool) -> IntA
             stages += [] if added else [(kind, layer, which, 1) for kind, which in steps]
     stages.append((FINISH if ends else LEAVE, 0, 0, added))
     return np.array([*stages, *([(SPEAK, 0, 0, 1)] if speaks else [])])
+
+
+def known() -> bool:
+    """True where the pass was compiled before, on this machine or in this process."""
+    stats: Any = forward.stats  # type: ignore[attr-defined]
+    return any(Path(stats.cache_path).glob(f"{Path(__file__).stem}.forward-*.nbi"))
