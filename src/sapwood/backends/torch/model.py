@@ -248,9 +248,10 @@ class TorchBackend:
 
 def stock(model: Any) -> Network:
     """The model's own code as a network; transformers, which takes seconds to start, is needed for no other."""
+    from sapwood.backends.torch.on_disk import whole
     from sapwood.backends.torch.stock import Stock
 
-    return Stock(model)
+    return Stock(whole(model))
 
 
 def check_apart(sessions: Sequence[TorchSession]) -> None:
