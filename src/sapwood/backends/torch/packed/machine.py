@@ -101,8 +101,11 @@ def tile_maker(count: int, fine: bool) -> Any:
     return inline(emit, types.void, *[types.int64] * 10)
 
 
-tile_1, tile_2, tile_4, tile_8 = (tile_maker(count, fine=False) for count in (1, 2, 4, 8))
-fine_2, fine_4, fine_8 = (tile_maker(count, fine=True) for count in (2, 4, 8))
+# one for every number of rows: what is left over in two tiles would take longer than eight rows in one
+tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8 = (
+    tile_maker(count, fine=False) for count in range(1, 9)
+)
+fine_2, fine_4, fine_6, fine_8 = (tile_maker(count, fine=True) for count in (2, 4, 6, 8))
 
 
 # ------------------------------------------------------------------------------- threads and memory

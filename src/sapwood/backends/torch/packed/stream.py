@@ -20,10 +20,15 @@ from sapwood.backends.torch.packed.machine import (
     address,
     fine_2,
     fine_4,
+    fine_6,
     fine_8,
     tile_1,
     tile_2,
+    tile_3,
     tile_4,
+    tile_5,
+    tile_6,
+    tile_7,
     tile_8,
 )
 from sapwood.backends.torch.packed.vectors import once
@@ -112,16 +117,21 @@ def multiply(where: Any, rows: Any, count: int, start: int, stop: int, out: Any)
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
             if left >= 8:
                 tile_8(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 8
-            elif left >= 4:
+            elif left == 7:
+                tile_7(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
+            elif left == 6:
+                tile_6(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
+            elif left == 5:
+                tile_5(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
+            elif left == 4:
                 tile_4(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 4
-            elif left >= 2:
+            elif left == 3:
+                tile_3(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
+            elif left == 2:
                 tile_2(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 2
             else:
                 tile_1(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 1
+            row += min(left, 8)
             ahead += pace * depth
 
 
@@ -140,13 +150,13 @@ def multiply_fine(where: Any, rows: Any, count: int, start: int, stop: int, out:
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
             if left >= 4:
                 fine_8(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 4
-            elif left >= 2:
+            elif left == 3:
+                fine_6(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
+            elif left == 2:
                 fine_4(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 2
             else:
                 fine_2(weights, scales, zeros, depth, here, stride, there, apart, ahead, pace)
-                row += 1
+            row += min(left, 4)
             ahead += pace * depth
 
 
