@@ -21,7 +21,7 @@ from sapwood.backends.torch.fused.foreseen import Foreseen
 from sapwood.backends.torch.fused.layer import Form, describe, form_of
 from sapwood.backends.torch.fused.plain import FACTS, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.seats import Pool, Seat
-from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, Coming, DeviceTree, Parcel, Round
+from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, DeviceTree, Parcel, Round, Sequel
 from sapwood.records import Levels, Outcome
 from sapwood.tree import CAPACITY, Tree
 
@@ -110,7 +110,7 @@ class Grower:
         self._tell(seat, (0,), committed, nodes, lines)
         stamp, seconds = self.parcel.stamp, self.took[form]
         self.foreseen = Foreseen(seat, seat.text, committed, form, nodes, lines, stamp, seconds)
-        self.parcel.coming = Coming(stamp, partial(self._go_on, self.foreseen))
+        self.parcel.sequel = Sequel(stamp, partial(self._go_on, self.foreseen))
         return seconds
 
     def _go_on(self, foreseen: Foreseen) -> None:

@@ -77,7 +77,7 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class Sequel:
     """Work that follows the verdict of a round on the device, whatever it is."""
 
     stamp: int  # of the round
@@ -101,7 +101,7 @@ class Parcel:
         self.layers: tuple[int, ...] = ()  # of the target, whose inputs are these features
         self.claim: weakref.ref[Claim] | None = None  # of whoever relies on the thoughts
         self.owed: Owed | None = None  # what must still be done with the path
-        self.coming: Coming | None = None  # what the device goes on with once it knows the verdict
+        self.sequel: Sequel | None = None  # what the device goes on with once it knows the verdict
         self.arrival: Any = Event() if pinned else None  # of the words on the host
         self.judged = 0.0  # when the last verdict was there, by `time.perf_counter`
 
@@ -135,9 +135,9 @@ class Parcel:
         """A copy of the words, once they have arrived; behind the verdict of a round the device goes on meanwhile."""
         if self.arrival is not None:
             self.arrival.record()
-        coming, self.coming = self.coming, None
-        if coming is not None and turn is not None and coming.stamp == turn.stamp:
-            coming.work()
+        sequel, self.sequel = self.sequel, None
+        if sequel is not None and turn is not None and sequel.stamp == turn.stamp:
+            sequel.work()
         if self.arrival is not None:
             self.arrival.synchronize()
         self.judged = time.perf_counter()
