@@ -15,17 +15,16 @@ from sapwood.backends.torch.fused.tree import Parcel
 from sapwood.controllers.fixed import Fixed
 from sapwood.drafters.eagle import Eagle
 from sapwood.drafters.suffix import Suffix
-from sapwood.engine import Clock, Decoding, Engine
+from sapwood.engine import Clock, Decoding
 from sapwood.policies.beam import Beam
 from sapwood.recipe import Recipe
 from sapwood.records import Budget, Levels
-from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
 from sapwood.tree import Tree
 from sapwood.verifiers.match import Match
 from tests.interpreted import CUDA, DEVICE
 from tests.test_eagle_drafter import make_text
-from tests.test_fused_grow import assert_same_tree, backends, recipe_of, rounds, tame_head
+from tests.test_fused_grow import assert_same_tree, backends, recipe_of, rounds, take_turns, tame_head
 from tests.test_whole_merge import merged
 
 BUDGET = Fixed(nodes=20, depth=4, width=4)
@@ -89,17 +88,9 @@ def test_what_was_foreseen_in_vain_changes_nothing(fates: list[bool], monkeypatc
 
 
 def test_requests_that_take_turns_do_not_take_each_others_growth(fates: list[bool]) -> None:
-    steps, whole = backends()
-    recipe, prompts = recipe_of(tame_head(), 3, BUDGET), [make_text(7, 1), make_text(12, 2)]
-    engine = Engine(whole, recipe)
-    running = [engine.rounds(prompt, Sampling(max_tokens=99), Keyed(3)) for prompt in prompts]
-    turns = [[next(one) for one in running] for _ in range(4)]
-    for place, prompt in enumerate(prompts):
-        for turn, other in zip(turns, rounds(steps, recipe, prompt, 4, Sampling(max_tokens=99)), strict=True):
-            assert_same_tree(turn[place].tree, other.tree)
+    take_turns(recipe_of(tame_head(), 3, BUDGET))
+    assert fates
     assert not any(fates)
-    for one in running:
-        one.close()
 
 
 def test_nothing_is_foreseen_where_what_comes_may_be_known_by_heart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,10 @@ def test_long_prompts_and_pauses_are_read_before_the_growth() -> None:
         assert_same_tree(one.tree, other.tree)
 
 
-def test_two_requests_take_turns() -> None:
+def take_turns(recipe: Recipe) -> Engine:
+    """Two requests round by round in turn, whose trees must be those of steps; the engine that ran them."""
     steps, whole = backends()
-    recipe = recipe_of(tame_head(), 3, Fixed(nodes=9, depth=3, width=3))
-    prompts = [make_text(7, 1), make_text(12, 2)]
-    engine = Engine(whole, recipe)
+    prompts, engine = [make_text(7, 1), make_text(12, 2)], Engine(whole, recipe)
     running = [engine.rounds(prompt, Sampling(max_tokens=99), Keyed(3)) for prompt in prompts]
     turns = [[next(one) for one in running] for _ in range(4)]
     for place, prompt in enumerate(prompts):
@@ -154,7 +153,11 @@ def test_two_requests_take_turns() -> None:
             assert_same_tree(turn[place].tree, other.tree)
     for one in running:
         one.close()
-    drafter: Any = engine.recipe.drafter
+    return engine
+
+
+def test_two_requests_take_turns() -> None:
+    drafter: Any = take_turns(recipe_of(tame_head(), 3, Fixed(nodes=9, depth=3, width=3))).recipe.drafter
     assert sorted(drafter.grower.pool.free) == [0, 1]
 
 
