@@ -1,6 +1,8 @@
 """Every kernel of the CUDA path against arithmetic in float64; on a machine without CUDA in Triton's interpreter."""
 
+import ast
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,13 @@ from tests.interpreted import DEVICE, require
 
 require()
 
-from sapwood.backends.torch.fused.attention import Cut, Parts, attend  # noqa: E402
+from sapwood.backends.torch.fused import launch  # noqa: E402
+from sapwood.backends.torch.fused.attention import Cut, attend  # noqa: E402
 from sapwood.backends.torch.fused.kernels import project  # noqa: E402
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan  # noqa: E402
-from sapwood.backends.torch.fused.pointwise import best_tokens  # noqa: E402
+from sapwood.backends.torch.fused.pointwise import best_tokens, prepare  # noqa: E402
 from sapwood.backends.torch.fused.qkv import Heads, project_heads  # noqa: E402
+from sapwood.backends.torch.fused.stream import LEFT, Margin, Scale, Stream  # noqa: E402
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest output
 DTYPES = pytest.mark.parametrize("dtype", CLOSE, ids=str)
@@ -40,12 +44,25 @@ def poisoned(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.full(shape, torch.nan, device=DEVICE, dtype=dtype)
 
 
+def stream(x: Tensor, norm: Tensor, eps: float) -> Stream:
+    """Rows on their way into a norm, with room beside them that holds nothing yet."""
+    margin = Margin.make(x, len(x) + 3, x.shape[1])
+    margin.scaled.fill_(torch.nan)
+    margin.squares.fill_(torch.nan)
+    return Stream(x, Scale.of(norm, eps), margin)
+
+
+def projected(x: Tensor | Stream, weight: Tensor, out: Tensor, **options: Any) -> Tensor:
+    project(x, weight, out, **options)
+    return out
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 32, 64), (7, 40, 48), (17, 21, 80), (33, 16, 16)])
 @DTYPES
 def test_project_is_a_matrix_product(m: int, n: int, k: int, dtype: torch.dtype) -> None:
     torch.manual_seed(m)
     x, weight = random(m, k, dtype=dtype), random(n, k, dtype=dtype)
-    out = project(x, weight, poisoned(m, n, dtype=dtype))
+    out = projected(x, weight, poisoned(m, n, dtype=dtype))
     close(out, x.double() @ weight.double().T)
 
 
@@ -62,7 +79,6 @@ def test_project_does_all_of_a_layers_arithmetic(
     options: dict[str, Any] = {}
     wide, scale, shift, base = x.double(), random(k, dtype=dtype), random(n, dtype=dtype), random(m, n, dtype=dtype)
     if norm:
-        options |= {"norm": scale / 4, "eps": eps, "lift": 4.0}
         wide = normalised(x, scale, eps)
     wanted = wide @ weight.double().T
     if gate:
@@ -73,7 +89,8 @@ def test_project_does_all_of_a_layers_arithmetic(
     if residual:
         options["residual"] = base
         wanted = wanted + base.double()
-    close(project(x, weight, poisoned(m, n, dtype=dtype), gate=bool(gate), **options), wanted)
+    rows = stream(x, scale, eps) if norm else x
+    close(projected(rows, weight, poisoned(m, n, dtype=dtype), gate=bool(gate), **options), wanted)
 
 
 @pytest.mark.parametrize("split", [2, 3, 5])
@@ -88,7 +105,7 @@ def test_programs_that_share_inputs_agree_on_the_sum(split: int, gate: bool) -> 
     wanted = wanted + residual.double()
     for _ in range(2):  # the second time shows whether the counters were put back
         out = residual.clone()
-        close(project(x, weight, out, residual=out, gate=gate, plan=Plan(16, 16, 32, split=split)), wanted)
+        close(projected(x, weight, out, residual=out, gate=gate, plan=Plan(16, 16, 32, split=split)), wanted)
 
 
 @pytest.mark.parametrize("options", [(), ("norm",), ("bias",), ("residual",), ("gate",), ("norm", "gate", "residual")])
@@ -96,10 +113,42 @@ def test_the_library_computes_the_same(options: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     m, n, k = 3, 24, 40
     x, weight = random(m, k), random(2 * n if "gate" in options else n, k)
-    given: dict[str, Any] = {"norm": random(k), "bias": random(n), "residual": random(m, n), "gate": True}
-    given = {name: value for name, value in given.items() if name in options} | {"eps": 1e-2, "lift": 2.0}
-    wanted = project(x, weight, poisoned(m, n, dtype=x.dtype), **given)
-    close(project(x, weight, poisoned(m, n, dtype=x.dtype), plan=LIBRARY, **given), wanted.double())
+    given: dict[str, Any] = {"bias": random(n), "residual": random(m, n), "gate": True}
+    given = {name: value for name, value in given.items() if name in options}
+    rows = stream(x, random(k), 1e-2) if "norm" in options else x
+    wanted = projected(rows, weight, poisoned(m, n, dtype=x.dtype), **given)
+    close(projected(rows, weight, poisoned(m, n, dtype=x.dtype), plan=LIBRARY, **given), wanted.double())
+
+
+@pytest.mark.parametrize("plan", [Plan(16, 16, 32), Plan(16, 16, 32, split=3), LIBRARY], ids=str)
+@pytest.mark.parametrize("n", [40, 16 * LEFT + 5], ids=["few parts", "more parts than are left"])
+@DTYPES
+def test_a_norm_is_shared_by_the_product_before_it_and_the_one_behind(plan: Plan, n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    m, k, eps = 19, 72, 1e-3
+    x, first, second = random(m, k, dtype=dtype), random(n, k, dtype=dtype) / 8, random(24, n, dtype=dtype)
+    base, norm = random(m, n, dtype=dtype), 3 * random(n, dtype=dtype)
+    middle = stream(poisoned(m, n, dtype=dtype), norm, eps)
+    project(x, first, middle, residual=base, plan=plan)
+    close(middle.x, x.double() @ first.double().T + base.double())
+    assert middle.parts == (0 if plan.library or n > 16 * LEFT else -(-n // 16))
+    out = projected(middle, second, poisoned(m, 24, dtype=dtype), plan=Plan(16, 16, 32))
+    close(out, normalised(middle.x, norm, eps) @ second.double().T)
+
+
+@DTYPES
+def test_rows_of_a_table_are_prepared_for_their_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    table, norm, lines = (
+        random(50, 40, dtype=dtype),
+        random(40, dtype=dtype),
+        torch.tensor([7, 0, 7, 49], device=DEVICE),
+    )
+    rows = stream(poisoned(4, 40, dtype=dtype), norm, 1e-3)
+    prepare(rows, table, lines)
+    assert torch.equal(rows.x, table[lines])
+    close(rows.margin.scaled[:4], table[lines].double() * rows.scale.norm.double())
+    close(rows.margin.squares[0, :4], table[lines].double().square().sum(1))
 
 
 # -------------------------------------------------------------------------------- queries, keys, values
@@ -138,8 +187,8 @@ def test_heads_are_projected_turned_and_kept(
     queries = poisoned(m, heads.queries, width, dtype=dtype)
     planes = poisoned(2, slots, heads.keys, width, dtype=dtype)
     project_heads(
-        x, weight, queries, planes, heads=heads, norm=norm / 2, lift=2.0, eps=eps, angles=angles, positions=positions,
-        slots=where, bias=bias, query_norm=norms[0], key_norm=norms[1], plan=plan,
+        stream(x, norm, eps), weight, queries, planes, heads=heads, angles=angles, positions=positions, slots=where,
+        bias=bias, query_norm=norms[0], key_norm=norms[1], plan=plan,
     )  # fmt: skip
     made = normalised(x, norm, eps) @ weight.double().T
     if bias is not None:
@@ -223,7 +272,6 @@ def test_a_row_sees_its_text_and_its_ancestors(
     attend(
         queries, planes, out, heads=heads, blocks=torch.tensor(blocks, device=DEVICE).T.contiguous(),
         words=torch.cat(masks), positions=torch.cat(depths).to(DEVICE), scale=scale, cut=cut, window=window,
-        parts=Parts.make(m, heads, cut.splits, out.device),
     )  # fmt: skip
     close(out, torch.cat(wanted))
 
@@ -238,3 +286,22 @@ def test_the_best_token_is_the_lowest_of_equals(vocab: int, dtype: torch.dtype) 
     logits[1] = 1.0
     best = best_tokens(logits, torch.full((3,), -1, device=DEVICE))
     assert best.tolist() == [17, 0, int(logits[2].argmax())]
+
+
+# ------------------------------------------------------------------------------------- one after the other
+def test_every_kernel_waits_for_the_one_before() -> None:
+    """Kernels may be launched while others run: what is read before the wait may not be there yet."""
+    folder, found = Path(launch.__file__).parent, 0
+    for file in folder.glob("*.py"):
+        for part in ast.walk(ast.parse(file.read_text())):
+            if isinstance(part, ast.FunctionDef) and part.name.startswith("_") and "triton.jit" in decorators(part):
+                before = list(itertools.takewhile(lambda line: ast.unparse(line) != "wait()", part.body))
+                assert len(before) < len(part.body), f"{part.name} of {file.name} does not wait"
+                loads = [line for line in before if "tl.load" in ast.unparse(line) or "tl.store" in ast.unparse(line)]
+                assert not loads, f"{part.name} of {file.name} reads or writes before it waits"
+                found += 1
+    assert found > 20
+
+
+def decorators(part: ast.FunctionDef) -> str:
+    return " ".join(ast.unparse(line) for line in part.decorator_list)

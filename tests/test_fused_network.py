@@ -22,11 +22,11 @@ require()
 from sapwood.backends.torch.fused import plans, tune  # noqa: E402
 from sapwood.backends.torch.fused.backend import FusedBackend  # noqa: E402
 from sapwood.backends.torch.fused.graphs import MOST, Lone, cut_for, loads, pack  # noqa: E402
-from sapwood.backends.torch.fused.network import Scale  # noqa: E402
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan  # noqa: E402
 from sapwood.backends.torch.fused.qkv import Heads  # noqa: E402
 from sapwood.backends.torch.fused.sayer import Sayer  # noqa: E402
 from sapwood.backends.torch.fused.session import FusedSession  # noqa: E402
+from sapwood.backends.torch.fused.stream import Scale  # noqa: E402
 from sapwood.backends.torch.fused.tree import DeviceTree, Parcel, Round  # noqa: E402
 
 NAMES = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
@@ -232,10 +232,10 @@ def test_other_models_are_refused() -> None:
 # ------------------------------------------------------------------------------------------- pieces
 def test_norms_are_divided_without_loss() -> None:
     norm = torch.tensor([0.3, -5.7, 1.1], dtype=torch.float16)
-    scale = Scale.of(norm)
+    scale = Scale.of(norm, 1e-5)
     assert scale.norm.abs().max() <= 1
     assert torch.equal(scale.norm * scale.lift, norm)
-    assert Scale.of(norm / 8).lift == 1
+    assert Scale.of(norm / 8, 1e-5).lift == 1
 
 
 def test_bits_are_packed_in_words() -> None:
@@ -258,8 +258,10 @@ def test_a_chain_is_packed_like_any_tree(window: int) -> None:
 
 def test_long_texts_are_split_until_the_device_is_busy() -> None:
     heads = Heads(32, 8, 128)
-    assert cut_for(1, 1, 512, heads).splits == 1
+    assert cut_for(1, 1, 128, heads).splits == 1
+    assert cut_for(1, 1, 512, heads).splits == 4
     assert cut_for(1, 1, 4096, heads).splits == 8
+    assert cut_for(64, 32, 512, heads).splits == 1
     assert cut_for(1, 1, 1 << 15, heads).splits == 32
     assert cut_for(64, 1, 1 << 15, heads).rows * 4 == 64
     assert cut_for(1, 1, 512, Heads(9, 3, 64)).rows == 4

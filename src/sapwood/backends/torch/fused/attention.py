@@ -2,19 +2,20 @@
 
 Rows come in blocks of one seat. A program serves one block, one head of keys and all heads of queries
 that share it. It walks the committed slots, then the tree's, where a bit of the row's ancestor words says
-what it sees. Long texts are split among programs, and what they found is merged.
+what it sees. Longer texts are split among programs, the tree is one more program's, and the last to come
+merges what all of them found.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import WIDEN, options
+from sapwood.backends.torch.fused.kernels import workspace
+from sapwood.backends.torch.fused.launch import WIDEN, let_in, options, wait
 from sapwood.backends.torch.fused.qkv import Heads
 
 WORD = 64  # nodes per ancestor word
@@ -26,7 +27,9 @@ class Cut:
     """How attention is cut into programs."""
 
     rows: int  # of a block, a power of two
-    splits: int = 1  # programs that share the committed slots of one block and head
+    splits: int = (
+        1  # programs that share the committed slots of one block and head; with several, one more for the tree
+    )
     step: int = 64  # slots at a time
     tail: int = WORD  # nodes at a time, at most a word
     warps: int = 4
@@ -49,12 +52,39 @@ def look(q, keys, values, away, seen, inside, peak, total, found, scale):
 
 
 @triton.jit
+def merged(found, peak, total, parts, counter, mine, line, lines, live, mask, dims, width, splits: tl.constexpr):
+    """What all splits + 1 programs that share lines have found, in the one that comes last; True there."""
+    place = parts + line[:, None] * width + dims[None, :]  # [splits + 1, lines, width], then peaks, then totals
+    peaks = parts + (splits + 1) * lines * width + line
+    totals = peaks + (splits + 1) * lines
+    here = mine * lines
+    tl.store(place + here * width, found, mask)
+    tl.store(peaks + here, peak, live)
+    tl.store(totals + here, total, live)
+    tl.debug_barrier()
+    done = tl.atomic_add(counter, 1, sem="acq_rel") == splits
+    if done:
+        tl.store(counter, 0)
+        peak, total, found = tl.zeros_like(peak) + float("-inf"), tl.zeros_like(total), tl.zeros_like(found)
+        for part in tl.range(0, splits + 1, loop_unroll_factor=4):
+            top = tl.load(peaks + part * lines, live, float("-inf"), cache_modifier=".cg")
+            sums = tl.load(totals + part * lines, live, 0.0, cache_modifier=".cg")
+            read = tl.load(place + part * lines * width, mask, 0.0, cache_modifier=".cg")
+            best = tl.maximum(peak, top)
+            safe = tl.where(best == float("-inf"), 0.0, best)
+            old, new = tl.exp2(peak - safe), tl.exp2(top - safe)
+            peak, total, found = best, total * old + sums * new, found * old[:, None] + read * new[:, None]
+    return found, total, done
+
+
+@triton.jit
 def _attend(
-    queries, out, peaks, totals, pool, words, positions, blocks, plane, scale, window,
+    queries, out, parts, counters, pool, words, positions, blocks, plane, scale, window, lines,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, group: tl.constexpr, count: tl.constexpr,
     tile_r: tl.constexpr, tile_g: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr, tail: tl.constexpr,
     splits: tl.constexpr,
 ):  # fmt: skip
+    wait()
     block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     many = tl.num_programs(0)
     base, length = tl.load(blocks + block), tl.load(blocks + many + block).to(tl.int32)
@@ -64,66 +94,43 @@ def _attend(
         index, dims = tl.arange(0, tile_r * tile_g), tl.arange(0, tile_d)
         row, member = first + index // tile_g, index % tile_g
         live, there = (index // tile_g < held) & (member < group), dims < width
-        place = row * (heads * width) + (head * group + member) * width
-        q = tl.load(queries + place[:, None] + dims[None, :], live[:, None] & there[None, :], 0.0)
+        line = row * heads + head * group + member
+        q = tl.load(queries + line[:, None] * width + dims[None, :], live[:, None] & there[None, :], 0.0)
         oldest = tl.load(positions + row, live, 0).to(tl.int32) - window  # the newest slot that is out of sight
         pace: tl.constexpr = kv_heads * width
+        last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
         keys = pool + base * pace + head * width + dims[:, None]
         values = pool + plane + base * pace + head * width + dims[None, :]
         peak = tl.full((tile_r * tile_g,), float("-inf"), tl.float32)
         total = tl.zeros((tile_r * tile_g,), tl.float32)
         found = tl.zeros((tile_r * tile_g, tile_d), tl.float32)
-        start = tl.maximum(length - window + 1, 0)
-        share = (length - start + splits * step - 1) // (splits * step) * step
-        start += split * share
-        end = tl.minimum(start + share, length)
-        for slot in range(start, end, step):
-            at = slot + tl.arange(0, step)
-            seen = (at < end)[None, :] & (at[None, :] > oldest[:, None])
-            peak, total, found = look(q, keys, values, at * pace, seen, at < end, peak, total, found, scale)
-        if split == splits - 1:
+        if split < splits:
+            start = tl.maximum(length - window + 1, 0)
+            share = (length - start + splits * step - 1) // (splits * step) * step
+            start += split * share
+            end = tl.minimum(start + share, length)
+            for slot in range(start, end, step):
+                at = slot + tl.arange(0, step)
+                seen = (at < end)[None, :] & (at[None, :] > oldest[:, None])
+                peak, total, found = look(q, keys, values, at * pace, seen, at < end, peak, total, found, scale)
+        if split == last:
             for node in range(0, nodes, tail):
                 word = tl.load(words + row * count + node // 64, live, 0)
                 at = node + tl.arange(0, tail)
                 seen = ((word[:, None] >> (at % 64)[None, :].to(tl.int64)) & 1) != 0
                 away = (length + at) * pace
                 peak, total, found = look(q, keys, values, away, seen, at < nodes, peak, total, found, scale)
-        mask = live[:, None] & there[None, :]
-        if splits == 1:
+        let_in()
+        done, mask = True, live[:, None] & there[None, :]
+        if splits > 1:
+            counter = counters + block * kv_heads + head
+            found, total, done = merged(
+                found, peak, total, parts, counter, split, line, lines, live, mask, dims, width, splits
+            )  # fmt: skip
+        if done:
             found = found / tl.where(total > 0, total, 1.0)[:, None]  # rows that are not live see nothing
-            tl.store(out + place[:, None] + dims[None, :], found.to(out.dtype.element_ty), mask)
-        else:
-            spot = (row * heads + head * group + member) * splits + split
-            tl.store(out + spot[:, None] * width + dims[None, :], found, mask)
-            tl.store(peaks + spot, peak, live)
-            tl.store(totals + spot, total, live)
-
-
-@triton.jit
-def _merge(parts, peaks, totals, out, width: tl.constexpr, tile_d: tl.constexpr, splits: tl.constexpr):
-    spot, dims, split = tl.program_id(0), tl.arange(0, tile_d), tl.arange(0, splits)
-    peak, total = tl.load(peaks + spot * splits + split), tl.load(totals + spot * splits + split)
-    weight = tl.exp2(peak - tl.max(peak, 0))
-    there = dims < width
-    part = tl.load(parts + (spot * splits + split)[:, None] * width + dims[None, :], there[None, :], 0.0)
-    found = tl.sum(part * weight[:, None], 0) / tl.sum(total * weight, 0)
-    tl.store(out + spot * width + dims, found.to(out.dtype.element_ty), there)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What programs that share a text leave to be merged."""
-
-    found: Tensor  # float32, [rows * heads * splits * width] at least
-    peaks: Tensor  # [rows * heads * splits] at least
-    totals: Tensor
-
-    @classmethod
-    def make(cls, rows: int, heads: Heads, splits: int, device: torch.device) -> "Parts":
-        """Room for so many splits."""
-        spots = rows * heads.queries * splits
-        sizes = (spots * heads.width, spots, spots)
-        return cls(*(torch.zeros(size, dtype=torch.float32, device=device) for size in sizes))
+            place = out + line[:, None] * width + dims[None, :]
+            tl.store(place, found.to(out.dtype.element_ty), mask)
 
 
 def attend(
@@ -138,25 +145,19 @@ def attend(
     scale: float,  # of a query times a key
     cut: Cut,
     window: int = 0,  # positions a row sees, its own included; 0 for all
-    parts: Parts | None = None,  # needed for splits
-) -> Tensor:
-    """What each head of each row reads; returns `out`."""
-    group = heads.queries // heads.keys
-    tile_d = max(16, triton.next_power_of_2(heads.width))
-    split = cut.splits > 1
-    if split and parts is None:
-        raise ValueError("programs that share a text need room for their parts")
-    target, peaks, totals = (parts.found, parts.peaks, parts.totals) if split and parts else (out, out, out)
-    _attend[blocks.shape[1], heads.keys, cut.splits](
-        queries, target, peaks, totals, planes, words, positions, blocks, planes.stride(0), scale * LOG2E,
-        window or NEVER, heads.queries, heads.keys, heads.width, group, words.shape[1],
+) -> None:
+    """What each head of each row reads."""
+    group, many, lines = heads.queries // heads.keys, blocks.shape[1], queries.shape[0] * heads.queries
+    tile_d, (parts, counters) = max(16, triton.next_power_of_2(heads.width)), workspace(queries.device)
+    splits = cut.splits
+    while splits > 1 and (splits + 1) * lines * (heads.width + 2) > len(parts):
+        splits //= 2
+    _attend[many, heads.keys, splits + (splits > 1)](
+        queries, out, parts, counters, planes, words, positions, blocks, planes.stride(0), scale * LOG2E,
+        window or NEVER, lines, heads.queries, heads.keys, heads.width, group, words.shape[1],
         max(cut.rows, 16 // triton.next_power_of_2(group)), triton.next_power_of_2(group), tile_d, cut.step, cut.tail,
-        cut.splits, **options(cut.warps, cut.stages),
+        splits, **options(cut.warps, cut.stages),
     )  # fmt: skip
-    if split:
-        spots = queries.shape[0] * heads.queries
-        _merge[spots,](target, peaks, totals, out, heads.width, tile_d, cut.splits, **options(2))
-    return out
 
 
 LOG2E = 1.4426950408889634  # weights are powers of two

@@ -11,6 +11,7 @@ import torch
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.backends.torch.fused.attention import WORD
+from sapwood.backends.torch.fused.fetch import in_order
 from sapwood.backends.torch.fused.graphs import Lone
 from sapwood.backends.torch.fused.network import Answer, Fused, join
 from sapwood.backends.torch.fused.pool import Seat
@@ -94,6 +95,7 @@ class FusedBackend(TorchBackend):
         found = found or describe(model)
         if found is None:
             raise SapwoodError(f"{name or type(model).__name__} is not Llama-like; use the torch backend for it")
+        found = in_order(found)
         share(model, found)
         self.fused = Fused(found, slots)
         super().__init__(model, name, self.fused)
@@ -213,7 +215,9 @@ def share(model: Any, found: Llama) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         for whole, parts in (
             (fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
+            (fused.out, (attention.o_proj,)),
             (fused.gate_up, (mlp.gate_proj, mlp.up_proj)),
+            (fused.down, (mlp.down_proj,)),
         ):
             start = 0
             for part in parts:

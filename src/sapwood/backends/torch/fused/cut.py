@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.plain import NODES
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import ROWS, WORDS, Parcel
@@ -30,12 +30,14 @@ def rank_of(reach, nodes, size, step: tl.constexpr, block: tl.constexpr):
 
 @triton.jit(do_not_specialize=["size"])
 def _ranks(reach, ranks, size, step: tl.constexpr, block: tl.constexpr):
+    wait()
     nodes = tl.program_id(0) * block + tl.arange(0, block)
     tl.store(ranks + nodes, rank_of(reach, nodes, size, step, block), nodes < size)
 
 
 @triton.jit(do_not_specialize=["size"])
 def _keep(ranks, facts, new, kept, size, known: tl.constexpr, rows: tl.constexpr, tile_n: tl.constexpr):
+    wait()
     nodes, each = tl.arange(0, tile_n), tl.arange(0, rows)
     inside = nodes < size
     held = inside & (tl.load(ranks + nodes, inside, size) <= tl.load(facts + known))
@@ -51,6 +53,7 @@ def _rows(
     tokens, parents, depths, ranks, probs, reach, seen, deepest,
     known: tl.constexpr, words: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
+    wait()
     row = tl.program_id(0) * block + tl.arange(0, block)
     used = row <= tl.load(facts + known)
     node = tl.load(kept + row)

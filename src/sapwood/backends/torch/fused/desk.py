@@ -9,6 +9,7 @@ from torch import Tensor
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.backends.torch.fused.layer import CELLS, Layer
 from sapwood.backends.torch.fused.plain import FACTS
+from sapwood.backends.torch.fused.stream import Margin
 
 TEXT = 16  # most rows of new text that a growth reads; longer texts are read before
 
@@ -22,7 +23,7 @@ class Desk:
         self.x = like.new_empty(rows, 2 * width)
         self.base = like.new_empty(rows, width)
         self.middle = like.new_empty(rows, width)
-        self.qkv = like.new_empty(rows, (heads + 2 * layer.kv_heads) * layer.head_width)
+        self.margins = [Margin.make(like, rows, width) for _ in range(2)]  # of the middle and of outputs
         self.query = like.new_empty(rows, heads, layer.head_width)
         self.read = like.new_empty(rows, heads * layer.head_width)
         self.gated = like.new_empty(rows, layer.inner)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.pointwise import best_tokens
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import LONGEST, Parcel
@@ -19,6 +19,7 @@ PIECE = 2048  # logits that one program looks at
 
 @triton.jit
 def _noise(keys, out, vocab, piece: tl.constexpr):
+    wait()
     level = tl.program_id(0)
     ids = tl.program_id(1) * piece + tl.arange(0, piece)
     key = tl.load(keys + level).to(tl.uint64, bitcast=True)
@@ -37,6 +38,7 @@ def noise(keys: Tensor, vocab: int, out: Tensor) -> None:
 
 @triton.jit
 def _drawn(logits, gumbel, depths, temperature, values, tokens, vocab, pieces, size: tl.constexpr):
+    wait()
     row, piece = tl.program_id(0), tl.program_id(1)
     at = piece * size + tl.arange(0, size)
     there, depth = at < vocab, tl.load(depths + row)
@@ -49,6 +51,7 @@ def _drawn(logits, gumbel, depths, temperature, values, tokens, vocab, pieces, s
 
 @triton.jit(do_not_specialize=["pieces"])
 def _best(values, tokens, said, pieces, size: tl.constexpr):
+    wait()
     row, at = tl.program_id(0), tl.arange(0, size)
     there = at < pieces
     chances = tl.load(values + row * pieces + at, there, float("-inf"))
@@ -74,6 +77,7 @@ def best(logits: Tensor, said: Tensor) -> None:
 
 @triton.jit
 def _recall(verdict, states, out, width, wide, column, tile_w: tl.constexpr):
+    wait()
     row, at = tl.program_id(0), tl.arange(0, tile_w)
     if row < tl.load(verdict):
         node = tl.load(verdict + 2 + row)
@@ -96,6 +100,7 @@ def recall(parcel: Parcel, states: Sequence[Tensor]) -> None:
 
 @triton.jit(do_not_specialize=["rows"])
 def _walk(said, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr):
+    wait()
     each = tl.arange(0, size)
     there = each < rows
     token, up = tl.load(tokens + each, there, -1), tl.load(parents + each, there, -2)

@@ -27,7 +27,9 @@ MOST = LADDER[-1]
 COUNTS = (1, 2, 4, 8, 16)  # ancestor words of a row
 RING = 4  # passes that may be on their way to the device at once
 WAVE = 264  # programs that keep a large GPU busy: two for each multiprocessor
-SHARE = 512  # committed slots that one program should at least walk
+FEW = 8  # programs whose findings are merged in no time
+SHARE, WIDE_SHARE = 128, 512  # committed slots that one of few programs should at least walk, and one of many
+SHORT = 512  # lengths up to here share a shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,11 @@ def cut_for(rows: int, sessions: int, longest: int, heads: Heads) -> Cut:
     each = max(1, (64 if large else 16) // group)
     programs = heads.keys * max(sessions, -(-rows // each))
     splits = 1
-    while splits < 32 and splits * programs < WAVE and 2 * splits * SHARE <= longest:
+    while splits < 32 and splits * programs < WAVE:
+        if 2 * splits * (SHARE if splits < FEW else WIDE_SHARE) > longest:
+            break
         splits *= 2
-    return Cut(each, splits)
+    return Cut(each, splits, step=128, stages=2) if heads.width <= 64 else Cut(each, splits)
 
 
 def shape_of_one(rows: int, length: int, words: int, head: bool, heads: Heads) -> Shape:
@@ -165,8 +169,8 @@ def ancestor_words(parents: Sequence[int]) -> list[int]:
 
 
 def bucket(length: int) -> int:
-    """Lengths that share a shape: powers of two, from the first that is worth a split."""
-    return max(SHARE, 1 << (length - 1).bit_length()) if length else SHARE
+    """Lengths that share a shape: powers of two."""
+    return max(SHORT, 1 << (length - 1).bit_length()) if length else SHORT
 
 
 def seen(block: Block, window: int) -> BoolArray:

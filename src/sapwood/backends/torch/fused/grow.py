@@ -21,6 +21,7 @@ from sapwood.backends.torch.fused.foreseen import Foreseen
 from sapwood.backends.torch.fused.layer import Form, describe, form_of
 from sapwood.backends.torch.fused.plain import FACTS, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.seats import Pool, Seat
+from sapwood.backends.torch.fused.stream import Stream
 from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, DeviceTree, Parcel, Round, Sequel
 from sapwood.records import Levels, Outcome
 from sapwood.tree import CAPACITY, Tree
@@ -212,11 +213,10 @@ class Grower:
     def _text(self, form: Form) -> None:
         """Rows of the new text; the last one, the root's, goes through the whole layer."""
         desk, layer, ops, inbox = self._open_desk(), self.layer, self.ops, self.inbox
-        x, base, qkv = desk.x[:TEXT], desk.base[:TEXT], desk.qkv[:TEXT]
+        x, base = desk.x[:TEXT], desk.base[:TEXT]
         ops.project(self._thoughts, layer.fuse, desk.states[:TEXT])
         ops.pair(layer, inbox.tokens, desk.states[:TEXT], x, base)
-        ops.project(x, layer.qkv, qkv)
-        ops.turn(layer, qkv, inbox.facts, self.angles, self.pool.keys, self.pool.values, desk.query, 0, 0)
+        ops.project_heads(layer, x, inbox.facts, self.angles, self.pool.keys, self.pool.values, desk.query, 0, 0)
         last = inbox.facts[LAST : LAST + 1]
         torch.index_select(base, 0, last, out=desk.root_base)
         torch.index_select(desk.query[:TEXT], 0, last, out=desk.root_query)
@@ -242,9 +242,8 @@ class Grower:
             opened,
             sees,
         )
-        ops.project(desk.x[:rows], layer.qkv, desk.qkv[:rows])
         keys, values = self.pool.keys, self.pool.values
-        ops.turn(layer, desk.qkv[:rows], inbox.facts, self.angles, keys, values, desk.query, depth, before)
+        ops.project_heads(layer, desk.x[:rows], inbox.facts, self.angles, keys, values, desk.query, depth, before)
         self._speak(form, desk.query[:rows], desk.base[:rows], sees, opened, depth)
 
     def _speak(
@@ -252,14 +251,15 @@ class Grower:
     ) -> None:
         """The rest of the layer for rows at this depth, and their children."""
         desk, layer, ops, rows = self._open_desk(), self.layer, self.ops, len(query)
-        middle, gated, read = desk.middle[:rows], desk.gated[:rows], desk.read[:rows]
-        outputs, logits = desk.outputs[depth % 2, :rows], desk.logits[:rows]
+        gated, read, logits = desk.gated[:rows], desk.read[:rows], desk.logits[:rows]
+        middle = Stream(desk.middle[:rows], layer.mlp_norm, desk.margins[0])
+        outputs = Stream(desk.outputs[depth % 2, :rows], layer.norm, desk.margins[1])
         count = form.before(depth) + rows if depth else 0
         ops.attend(layer, query, self.inbox.facts, self.pool.keys, self.pool.values, sees, read, count)
         ops.project(read, layer.out, middle, residual=base)
-        ops.project(middle, layer.gate_up, gated, norm=layer.mlp_norm, eps=layer.eps, gate=True)
-        ops.project(gated, layer.down, outputs, residual=middle)
-        ops.project(outputs, layer.head, logits, norm=layer.norm, eps=layer.eps)
+        ops.project(middle, layer.gate_up, gated, gate=True)
+        ops.project(gated, layer.down, outputs, residual=middle.x)
+        ops.project(outputs, layer.head, logits)
         ops.leaders(
             layer,
             logits,

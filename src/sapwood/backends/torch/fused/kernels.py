@@ -1,13 +1,13 @@
 """Projections of a few rows as Triton kernels: norm, bias, residual, gate and rotation in the same launch.
 
 A program computes one tile of outputs for all rows of a tile: it walks the inputs in steps, sums in
-float32 and finishes the tile in its registers. Rows are normalised after the product, which is linear:
-the sum of squares is gathered on the way.
+float32 and finishes the tile in its registers. A norm before it is shared with the kernel that made the rows.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,24 +15,25 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.fused import pointwise
-from sapwood.backends.torch.fused.launch import WIDEN, options, or_other
+from sapwood.backends.torch.fused.fetch import fetch
+from sapwood.backends.torch.fused.launch import WIDEN, let_in, options, or_other, wait
 from sapwood.backends.torch.fused.plans import Plan, plan_of
+from sapwood.backends.torch.fused.stream import LEFT, Stream
 
 PARTS = 1 << 22  # float32 sums that programs may leave to each other
 
 
 @triton.jit
 def product(
-    x, weight, norm, rows, lines, m, k, first, last,
-    normed: tl.constexpr, even: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+    x, weight, rows, lines, m, k, first, last,
+    even: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x times lines of the weight over the inputs first..last, [tile_m, tile_n]; and the rows' squares."""
+    """Rows of x times lines of the weight over the inputs first..last, [tile_m, tile_n]."""
     inputs = first + tl.arange(0, tile_k)
     xs = x + rows[:, None] * k + inputs[None, :]
     ws = weight + lines[None, :].to(tl.int64) * k + inputs[:, None]
     held = rows[:, None] < m
     sums = tl.zeros((tile_m, tile_n), tl.float32)
-    squares = tl.zeros((tile_m,), tl.float32)
     for start in range(first, last, tile_k):
         if even:
             a = tl.load(xs, mask=held, other=0.0)
@@ -41,18 +42,21 @@ def product(
             inside = start + tl.arange(0, tile_k) < last
             a = tl.load(xs, mask=held & inside[None, :], other=0.0)
             b = tl.load(ws, mask=inside[:, None], other=0.0)
-        if normed:
-            wide = a.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            at = start + tl.arange(0, tile_k)
-            scale = tl.load(norm + at, mask=at < last, other=0.0).to(tl.float32)
-            a = (wide * scale[None, :]).to(a.dtype)
         if WIDEN:
             a, b = a.to(tl.float32), b.to(tl.float32)
         sums = tl.dot(a, b, sums, input_precision="ieee")
         xs += tile_k
         ws += tile_k
-    return sums, squares
+    return sums
+
+
+@triton.jit
+def sizes(squares, rows, m, k, parts, pace, eps, lift, tile_p: tl.constexpr):
+    """What rows that were multiplied by a norm's weight are still to be multiplied by, [rows]."""
+    part = tl.arange(0, tile_p)
+    there = (part < parts)[:, None] & (rows < m)[None, :]
+    squared = tl.load(squares + part[:, None] * pace + rows[None, :], there, 0.0)
+    return lift * tl.rsqrt(tl.sum(squared, 0) / k + eps)
 
 
 @triton.jit
@@ -72,107 +76,180 @@ def gathered(sums, parts, counters, tile, part, m, rows, columns, width, split: 
 
 
 @triton.jit
-def finish(sums, out, bias, residual, rows, columns, m, n, biased: tl.constexpr, added: tl.constexpr):
-    """Bias and residual, then to memory."""
+def finish(sums, out, scaled, squares, norm, rows, columns, part, m, n, pace, leaves: tl.constexpr):
+    """Sums to memory; and for the norm that follows, their products with its weight and their squares."""
     held = (rows[:, None] < m) & (columns[None, :] < n)
-    if biased:
-        sums += tl.load(bias + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
-    if added:
-        sums += tl.load(residual + rows[:, None] * n + columns[None, :], mask=held, other=0.0).to(tl.float32)
-    tl.store(out + rows[:, None] * n + columns[None, :], sums.to(out.dtype.element_ty), mask=held)
+    place = rows[:, None] * n + columns[None, :]
+    made = sums.to(out.dtype.element_ty)
+    tl.store(out + place, made, held)
+    if leaves:
+        wide = tl.where(held, made.to(tl.float32), 0.0)
+        scale = tl.load(norm + columns, columns < n, 0.0).to(tl.float32)
+        tl.store(scaled + place, (wide * scale[None, :]).to(out.dtype.element_ty), held)
+        tl.store(squares + part * pace + rows, tl.sum(wide * wide, 1), rows < m)
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "old_parts"])
 def _project(
-    x, weight, out, norm, bias, residual, parts, counters, m, n, k, eps, lift, share,
-    normed: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, even: tl.constexpr,
-    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, split: tl.constexpr,
+    x, weight, out, bias, residual, old_squares, norm, scaled, squares, parts, counters, ahead,
+    m, n, k, eps, lift, share, old_parts, old_pace, pace, size_ahead,
+    normed: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, leaves: tl.constexpr,
+    even: tl.constexpr, tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+    split: tl.constexpr, fetches: tl.constexpr,
 ):  # fmt: skip
     tile, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if fetches:
+        tiles = tl.num_programs(0)
+        fetch(ahead, size_ahead, (block * split + part) * tiles + tile, tiles * split * tl.num_programs(2))
+    wait()
     rows = block * tile_m + tl.arange(0, tile_m)
     columns = tile * tile_n + tl.arange(0, tile_n)
     if gated:  # gate and up lines take turns, so that a pair meets in one thread
         lines = tl.minimum(columns // 2, n - 1) + (columns % 2) * n
         width = 2 * n
+        goals = tile * (tile_n // 2) + tl.arange(0, tile_n // 2)
     else:
         lines = tl.minimum(columns, n - 1)
         width = n
+        goals = columns
+    if normed:  # what the end needs is asked for before the long loop
+        size = sizes(old_squares, rows, m, k, old_parts, old_pace, eps, lift, tile_p)
+    if biased:
+        shift = tl.load(bias + goals, goals < n, 0.0).to(tl.float32)
+    if added:
+        place = residual + rows[:, None] * n + goals[None, :]
+        base = tl.load(place, (rows[:, None] < m) & (goals[None, :] < n), 0.0).to(tl.float32)
     first = part * share
-    sums, squares = product(
-        x, weight, norm, rows, lines, m, k, first, tl.minimum(first + share, k), normed, even, tile_m, tile_n, tile_k
-    )
-    if normed:
-        sums *= (lift * tl.rsqrt(squares / k + eps))[:, None]
+    sums = product(x, weight, rows, lines, m, k, first, tl.minimum(first + share, k), even, tile_m, tile_n, tile_k)
+    let_in()
     done = True
     if split > 1:
         sums, done = gathered(
             sums, parts, counters, block * tl.num_programs(0) + tile, part, m, rows, columns, width, split
         )
     if done:
+        if normed:
+            sums *= size[:, None]
         if gated:
             gate, up = tl.split(tl.reshape(sums, (tile_m, tile_n // 2, 2)))
-            halved = tile * (tile_n // 2) + tl.arange(0, tile_n // 2)
-            finish(gate * tl.sigmoid(gate) * up, out, bias, residual, rows, halved, m, n, biased, added)
+            made = gate * tl.sigmoid(gate) * up
         else:
-            finish(sums, out, bias, residual, rows, columns, m, n, biased, added)
+            made = sums
+        if biased:
+            made += shift[None, :]
+        if added:
+            made += base
+        finish(made, out, scaled, squares, norm, rows, goals, tile, m, n, pace, leaves)
+
+
+class Given(NamedTuple):
+    """What a product reads of its inputs."""
+
+    rows: Tensor  # [m, k]
+    squares: Tensor
+    parts: int
+    pace: int  # from the squares of one part to the next
+    eps: float
+    lift: float
+    normed: bool
+
+    @classmethod
+    def by(cls, x: Tensor | Stream) -> "Given":
+        """Rows as they are; those of a stream with what its maker left, which is made here where he did not."""
+        if isinstance(x, Tensor):
+            return cls(x, x, 0, 0, 0.0, 1.0, False)
+        if not x.parts:
+            pointwise.prepare(x)
+        margin, scale = x.margin, x.scale
+        return cls(margin.scaled, margin.squares, x.parts, margin.squares.stride(0), scale.eps, scale.lift, True)
+
+
+class Taken(NamedTuple):
+    """Where a product writes its outputs."""
+
+    out: Tensor  # [m, n]
+    norm: Tensor
+    scaled: Tensor
+    squares: Tensor
+    pace: int
+    leaves: bool  # something for the norm that follows
+
+    @classmethod
+    def by(cls, out: Tensor | Stream, tiles: int) -> "Taken":
+        """A tensor, or a stream whose norm is prepared unless that takes too many parts."""
+        if isinstance(out, Tensor):
+            return cls(out, out, out, out, 0, False)
+        out.parts, margin = tiles if tiles <= LEFT else 0, out.margin
+        return cls(out.x, out.scale.norm, margin.scaled, margin.squares, margin.squares.stride(0), out.parts > 0)
 
 
 @cache
 def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sums and counters that programs of one projection leave to each other; kernels run one after another."""
+    """Sums and counters that programs of one launch leave to each other; launches run one after another."""
     counters = torch.zeros(1 << 14, dtype=torch.int32, device=device)
     return torch.empty(PARTS, dtype=torch.float32, device=device), counters
 
 
 def project(
-    x: Tensor,  # [m, k]
+    x: Tensor | Stream,  # [m, k]; a stream is normalised
     weight: Tensor,  # [n, k]; with a gate [2n, k], gate rows first
-    out: Tensor,  # [m, n], not x; may be the residual
+    out: Tensor | Stream,  # [m, n], not x; may be the residual
     *,
-    norm: Tensor | None = None,  # [k]; in float16 at most 1 in size, so that no product overflows
-    eps: float = 0.0,
-    lift: float = 1.0,  # what the norm was divided by
     bias: Tensor | None = None,  # [n]
     residual: Tensor | None = None,  # [m, n]
     gate: bool = False,
+    ahead: Tensor | None = None,  # weights that are read next
     plan: Plan | None = None,
-) -> Tensor:
-    """The rows of x, normalised where there is a norm, times the weight; returns `out`."""
-    m, k = x.shape
-    n, lines = out.shape[1], weight.shape[0]
-    kind = "gate" if gate else "norm" if norm is not None else "plain"
+) -> None:
+    """The rows of x times the weight; a stream is also prepared for its norm."""
+    source, goal = plainly(x), plainly(out)
+    (m, k), n, lines = source.shape, goal.shape[1], weight.shape[0]
+    kind = "gate" if gate else "norm" if isinstance(x, Stream) else "plain"
     plan = plan or plan_of(m, lines, k, kind)
     if plan.library:
-        return _by_library(x, weight, out, norm, eps, lift, bias, residual, gate)
-    parts, counters = workspace(x.device)
-    split = plan.split if norm is None and plan.split * m * lines <= PARTS else 1
-    share = triton.cdiv(triton.cdiv(k, split), plan.inputs) * plan.inputs
-    split = triton.cdiv(k, share)
-    grid = triton.cdiv(lines, plan.outputs), split, triton.cdiv(m, plan.rows)
-    _project[grid](
-        x, weight, out, or_other(norm, x), or_other(bias, x), or_other(residual, x), parts, counters,
-        m, n, k, eps, lift, share,
-        norm is not None, bias is not None, residual is not None, gate, k % plan.inputs == 0,
-        plan.rows, plan.outputs, plan.inputs, split, **options(plan.warps, plan.stages),
+        _by_library(x, weight, out, bias, residual, gate)
+        return
+    parts, counters = workspace(source.device)
+    split, share = shares(plan, m, lines, k)
+    tiles = triton.cdiv(lines, plan.outputs)
+    given, taken = Given.by(x), Taken.by(out, tiles)
+    _project[tiles, split, triton.cdiv(m, plan.rows)](
+        given.rows, weight, taken.out, or_other(bias, goal), or_other(residual, goal), given.squares, taken.norm,
+        taken.scaled, taken.squares, parts, counters, or_other(ahead, goal), m, n, k, given.eps, given.lift, share,
+        given.parts, given.pace, taken.pace, 0 if ahead is None else ahead.nbytes,
+        given.normed, bias is not None, residual is not None, gate, taken.leaves, k % plan.inputs == 0,
+        triton.next_power_of_2(max(given.parts, 1)), plan.rows, plan.outputs, plan.inputs, split, ahead is not None,
+        **options(plan.warps, plan.stages),
     )  # fmt: skip
-    return out
+
+
+def shares(plan: Plan, m: int, lines: int, k: int) -> tuple[int, int]:
+    """How many programs share a tile's inputs, and how many inputs each of them takes."""
+    split = plan.split if plan.split * m * lines <= PARTS else 1
+    share = triton.cdiv(triton.cdiv(k, split), plan.inputs) * plan.inputs
+    return triton.cdiv(k, share), share
+
+
+def plainly(rows: Tensor | Stream) -> Tensor:
+    """The rows themselves."""
+    return rows.x if isinstance(rows, Stream) else rows
 
 
 def _by_library(
-    x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, lift: float,
-    bias: Tensor | None, residual: Tensor | None, gate: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor | Stream, weight: Tensor, out: Tensor | Stream, bias: Tensor | None, residual: Tensor | None, gate: bool
+) -> None:
     """The same by the vendor's matrix product, with kernels around it."""
-    if norm is not None:
-        x = pointwise.normalise(x, norm, torch.empty_like(x), eps, lift)
+    rows = x if isinstance(x, Tensor) else pointwise.normalise(x.x, x.scale, torch.empty_like(x.x))
+    goal = plainly(out)
+    if isinstance(out, Stream):
+        out.parts = 0
     if gate:
-        pointwise.gate(x @ weight.T, out)
+        pointwise.gate(rows @ weight.T, goal)
     elif residual is not None:
-        torch.addmm(residual, x, weight.T, out=out)
+        torch.addmm(residual, rows, weight.T, out=goal)
     else:
-        torch.mm(x, weight.T, out=out)
+        torch.mm(rows, weight.T, out=goal)
     if bias is not None:
-        out += bias
+        goal += bias
     if gate and residual is not None:
-        out += residual
-    return out
+        goal += residual

@@ -9,24 +9,11 @@ import torch
 from torch import Tensor
 
 from sapwood.arrays import IntArray
+from sapwood.backends.torch.fused.stream import Scale
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # bins of confidence
 RANKS, BANDS = 6, 5  # places among siblings, doubling bands of depth
 CELLS = (len(EDGES) + 1) * RANKS * BANDS
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The weight of a norm as kernels take it: at most 1 in size, and what it was divided by."""
-
-    weight: Tensor  # [width]
-    lift: float
-
-    @classmethod
-    def of(cls, weight: Tensor) -> "Scale":
-        """Divide by the largest entry where that exceeds 1, so that no product overflows in float16."""
-        lift = max(1.0, float(weight.detach().abs().max()))
-        return cls((weight.detach().float() / lift).to(weight.dtype), lift)
 
 
 @dataclass(frozen=True)
@@ -79,10 +66,10 @@ def describe(net: Any, embedding: Tensor) -> Layer:
         layer.hidden_norm.weight.detach(),
         fused(attention.q_proj, attention.k_proj, attention.v_proj),
         attention.o_proj.weight.detach(),
-        Scale.of(layer.post_attention_layernorm.weight),
+        Scale.of(layer.post_attention_layernorm.weight, shape.eps),
         fused(mlp.gate_proj, mlp.up_proj),
         mlp.down_proj.weight.detach(),
-        Scale.of(net.norm.weight),
+        Scale.of(net.norm.weight, shape.eps),
         net.lm_head.weight.detach(),
     )
 

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from sapwood.backends.torch.fused import cut as cutting
 from sapwood.backends.torch.fused import kernels, topk
+from sapwood.backends.torch.fused.attention import merged
 from sapwood.backends.torch.fused.cut import rank_of
-from sapwood.backends.torch.fused.launch import options, or_other
-from sapwood.backends.torch.fused.layer import Layer, Scale
+from sapwood.backends.torch.fused.kernels import gathered, product
+from sapwood.backends.torch.fused.launch import let_in, options, or_other, wait
+from sapwood.backends.torch.fused.layer import Layer
 from sapwood.backends.torch.fused.onward import onward as onward
 from sapwood.backends.torch.fused.plain import NEW, ROOT_AT, SEAT, TEXT_ROWS
+from sapwood.backends.torch.fused.plans import Plan, plan_of
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import Parcel
 
@@ -23,19 +26,7 @@ STEP = 64  # keys that a program looks at, at a time
 SHARE = 512  # slots of the text for which one more program is worth it
 
 
-def project(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    *,
-    norm: Scale | None = None,
-    eps: float = 0.0,
-    residual: Tensor | None = None,
-    gate: bool = False,
-) -> None:
-    """The rows of x, normalised where there is a norm, times the weight."""
-    scale, lift = (None, 1.0) if norm is None else (norm.weight, norm.lift)
-    kernels.project(x, weight, out, norm=scale, eps=eps, lift=lift, residual=residual, gate=gate)
+project = kernels.project
 
 
 # --------------------------------------------------------------------------------- rows of the head
@@ -63,6 +54,7 @@ def _pair(
     tokens, states, embedding, token_norm, state_norm, x, base, width, eps,
     after: tl.constexpr, tile_w: tl.constexpr,
 ):  # fmt: skip
+    wait()
     row = tl.program_id(0)
     token = tl.load(tokens + row)
     join(token, states + row * width, embedding, token_norm, state_norm, x, base, row, width, eps, after, tile_w)
@@ -83,8 +75,10 @@ def _select(
     below: tl.constexpr, after: tl.constexpr, step: tl.constexpr, tile_c: tl.constexpr, tile_s: tl.constexpr,
     tile_w: tl.constexpr,
 ):  # fmt: skip
+    wait()
     row, each, at = tl.program_id(0), tl.arange(0, tile_c), tl.arange(0, tile_s)
     rank = rank_of(reach, each, size, step, tile_c)
+    let_in()
     chosen = tl.sum(tl.where((rank == row) & (each < size), each, 0), 0)
     parent = chosen // fan
     tl.store(opened + row, (first + chosen).to(tl.int64))
@@ -120,47 +114,61 @@ def select(
 
 
 # ----------------------------------------------------------------------------------------- attention
-@triton.jit(do_not_specialize=["depth", "before"])
-def _turn(
-    qkv, facts, angles, keys, values, query, depth, before, slots,
+@triton.jit(do_not_specialize=["m", "depth", "before"])
+def _heads(
+    x, weight, facts, angles, keys, values, query, parts, counters, m, k, share, depth, before, slots,
     new: tl.constexpr, root_at: tl.constexpr, text_rows: tl.constexpr, seat: tl.constexpr, text: tl.constexpr,
-    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, tile_h: tl.constexpr,
+    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, even: tl.constexpr,
+    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, split: tl.constexpr,
 ):  # fmt: skip
-    row, head, dims = tl.program_id(0), tl.program_id(1), tl.arange(0, tile_h)
+    wait()
     half: tl.constexpr = width // 2
-    there = dims < half
-    count, place = tl.load(facts + new), tl.load(facts + text_rows)
+    pairs: tl.constexpr = tile_n // 2  # a tile holds pairs of one head that rotate together
+    per_head: tl.constexpr = (half + pairs - 1) // pairs
+    tile, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, start = tile // per_head, (tile % per_head) * pairs
+    rows, each = block * tile_m + tl.arange(0, tile_m), tl.arange(0, tile_n)
+    dims = start + tl.arange(0, pairs)
+    lines = head * width + tl.minimum(start + each // 2, half - 1) + (each % 2) * half
+    count, place, home = tl.load(facts + new), tl.load(facts + text_rows), tl.load(facts + seat)
     if text:
-        position, slot, live = tl.load(facts + root_at) - count + row, place + row, row < count
+        position, slot, live = tl.load(facts + root_at) - count + rows, place + rows, rows < tl.minimum(count, m)
     else:
-        position, slot, live = tl.load(facts + root_at) - 1 + depth, place + count + before + row, row >= 0
-    start = qkv + (row * (heads + 2 * kv_heads) + head) * width
-    low, high = (
-        tl.load(start + dims, there, 0.0).to(tl.float32),
-        tl.load(start + half + dims, there, 0.0).to(tl.float32),
-    )
-    if head < heads + kv_heads:
-        angle = angles + tl.maximum(position, 0) * width
-        cosine, sine = tl.load(angle + dims, there, 0.0), tl.load(angle + half + dims, there, 0.0)
-        low, high = low * cosine - high * sine, high * cosine + low * sine
-    low, high = low.to(query.dtype.element_ty), high.to(query.dtype.element_ty)
-    if head < heads:
-        goal = query + (row * heads + head) * width
-        tl.store(goal + dims, low, there)
-        tl.store(goal + half + dims, high, there)
-    else:
-        line = (tl.load(facts + seat) * kv_heads + (head - heads) % kv_heads) * slots + slot
+        position, slot, live = tl.load(facts + root_at) - 1 + depth + rows * 0, place + count + before + rows, rows < m
+    there = (rows < m)[:, None] & (dims < half)[None, :]
+    angle = angles + tl.maximum(position, 0)[:, None] * width + dims[None, :]
+    cosine, sine = tl.load(angle, there, 0.0), tl.load(angle + half, there, 0.0)
+    first = part * share
+    sums = product(x, weight, rows, lines, m, k, first, tl.minimum(first + share, k), even, tile_m, tile_n, tile_k)
+    let_in()
+    done = True
+    if split > 1:
+        tiles = tl.num_programs(0)
+        counter, columns = block * tiles + tile, tile * tile_n + each
+        sums, done = gathered(sums, parts, counters, counter, part, m, rows, columns, tiles * tile_n, split)
+    if done:
+        low, high = tl.split(tl.reshape(sums, (tile_m, pairs, 2)))
         if head < heads + kv_heads:
-            tl.store(keys + line * width + dims, low, there & live)
-            tl.store(keys + line * width + half + dims, high, there & live)
+            low, high = low * cosine - high * sine, high * cosine + low * sine
+        low, high = low.to(query.dtype.element_ty), high.to(query.dtype.element_ty)
+        if head < heads:
+            goal = query + (rows[:, None] * heads + head) * width + dims[None, :]
+            tl.store(goal, low, there)
+            tl.store(goal + half, high, there)
         else:
-            tl.store(values + line * width + dims, low, there & live)
-            tl.store(values + line * width + half + dims, high, there & live)
+            line = (home * kv_heads + (head - heads) % kv_heads) * slots + slot
+            spot = line[:, None] * width + dims[None, :]
+            if head < heads + kv_heads:
+                tl.store(keys + spot, low, there & live[:, None])
+                tl.store(keys + spot + half, high, there & live[:, None])
+            else:
+                tl.store(values + spot, low, there & live[:, None])
+                tl.store(values + spot + half, high, there & live[:, None])
 
 
-def turn(
+def project_heads(
     layer: Layer,
-    qkv: Tensor,
+    x: Tensor,
     facts: Tensor,
     angles: Tensor,
     keys: Tensor,
@@ -169,20 +177,28 @@ def turn(
     depth: int,
     before: int,
 ) -> None:
-    """Rotate queries and keys and put keys and values in place."""
-    heads, kv = layer.heads, layer.kv_heads
-    _turn[len(qkv), heads + 2 * kv](
-        qkv, facts, angles, keys, values, query, depth, before, keys.shape[2], NEW, ROOT_AT, TEXT_ROWS, SEAT,
-        depth == 0, heads, kv, layer.head_width, tile(layer.head_width // 2), **options(warps=1),
+    """Queries of the rows, rotated, and their keys and values in place."""
+    (m, k), n, heads, kv = x.shape, layer.qkv.shape[0], layer.heads, layer.kv_heads
+    plan = plan_of(m, n, k, "plain")
+    if plan.library:
+        plan = Plan(16, 16, 64, stages=5)
+    outputs = min(plan.outputs, triton.next_power_of_2(layer.head_width))
+    tiles = (heads + 2 * kv) * triton.cdiv(layer.head_width, outputs)
+    split, share = kernels.shares(plan, m, tiles * outputs, k)
+    _heads[tiles, split, triton.cdiv(m, plan.rows)](
+        x, layer.qkv, facts, angles, keys, values, query, *kernels.workspace(x.device), m, k, share, depth, before,
+        keys.shape[2], NEW, ROOT_AT, TEXT_ROWS, SEAT, depth == 0, heads, kv, layer.head_width, k % plan.inputs == 0,
+        plan.rows, outputs, plan.inputs, split, **options(plan.warps, plan.stages),
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["many", "rows", "count", "wide"])
+@triton.jit(do_not_specialize=["rows", "count", "wide"])
 def _attend(
-    query, facts, keys, values, sees, peaks, totals, found, slots, many, rows, count, wide, scale,
+    query, facts, keys, values, sees, out, parts, counters, slots, rows, count, wide, scale,
     new: tl.constexpr, text_rows: tl.constexpr, seat: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
-    width: tl.constexpr, tile_m: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr,
+    width: tl.constexpr, many: tl.constexpr, tile_m: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr,
 ):  # fmt: skip
+    wait()
     head, part = tl.program_id(0), tl.program_id(1)
     each, dims, ahead = tl.arange(0, tile_m), tl.arange(0, tile_d), tl.arange(0, step)
     row, live = each // group, each < rows * group
@@ -209,10 +225,14 @@ def _attend(
             away = ((base + at) * width)[None, :] + dims[:, None]
             seen = live[:, None] & (at < last)[None, :]
             peak, total, read = glance(q, keys, values, away, seen, at < last, inner, peak, total, read, scale)
-    goal = part * rows * kv_heads * group + line
-    tl.store(peaks + goal, peak, live)
-    tl.store(totals + goal, total, live)
-    tl.store(found + goal[:, None] * width + dims[None, :], read, live[:, None] & inner[None, :])
+    let_in()
+    lines, mask = rows * kv_heads * group, live[:, None] & inner[None, :]
+    read, total, done = merged(
+        read, peak, total, parts, counters + head, part, line, lines, live, mask, dims, width, many
+    )  # fmt: skip
+    if done:
+        read = read / tl.where(live, total, 1.0)[:, None]
+        tl.store(out + line[:, None] * width + dims[None, :], read.to(out.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -226,19 +246,6 @@ def glance(q, keys, values, away, seen, there, inner, peak, total, read, scale):
     weights, fade = tl.exp2(scores - safe[:, None]), tl.exp2(peak - safe)
     read = tl.dot(weights.to(v.dtype), v, read * fade[:, None], input_precision="ieee")
     return best, total * fade + tl.sum(weights, 1), read
-
-
-@triton.jit(do_not_specialize=["lines", "parts"])
-def _merge(peaks, totals, found, out, lines, parts, width, tile_p: tl.constexpr, tile_d: tl.constexpr):
-    line, part, dims = tl.program_id(0), tl.arange(0, tile_p), tl.arange(0, tile_d)
-    there = part < parts
-    peak = tl.load(peaks + part * lines + line, there, float("-inf"))
-    weight = tl.exp2(peak - tl.max(peak, 0))
-    total = tl.sum(weight * tl.load(totals + part * lines + line, there, 0.0), 0)
-    inside = there[:, None] & (dims < width)[None, :]
-    reads = tl.load(found + (part[:, None] * lines + line) * width + dims[None, :], inside, 0.0)
-    read = tl.sum(reads * weight[:, None], 0) / total
-    tl.store(out + line * width + dims, read.to(out.dtype.element_ty), dims < width)
 
 
 def attend(
@@ -255,15 +262,11 @@ def attend(
     rows, heads, width = query.shape
     kv, slots = layer.kv_heads, keys.shape[2]
     many = min(32, max(4, int(triton.next_power_of_2(slots // SHARE))))
-    lines, tile_d = rows * heads, tile(width)
-    peaks, totals = torch.empty(2, many + 1, lines, dtype=torch.float32, device=query.device)
-    found = torch.empty(many + 1, lines, width, dtype=torch.float32, device=query.device)
     _attend[kv, many + 1](
-        query, facts, keys, values, or_other(sees, facts), peaks, totals, found, slots, many, rows,
+        query, facts, keys, values, or_other(sees, facts), read, *kernels.workspace(query.device), slots, rows,
         0 if sees is None else count, 0 if sees is None else sees.shape[1], width**-0.5 / math.log(2),
-        NEW, TEXT_ROWS, SEAT, kv, heads // kv, width, tile(rows * heads // kv), tile_d, STEP, **options(),
+        NEW, TEXT_ROWS, SEAT, kv, heads // kv, width, many, tile(rows * heads // kv), tile(width), STEP, **options(),
     )  # fmt: skip
-    _merge[lines,](peaks, totals, found, read, lines, many + 1, width, tile(many + 1), tile_d, **options(warps=1))
 
 
 # -------------------------------------------------------------------------------------- the children

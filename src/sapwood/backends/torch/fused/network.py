@@ -7,23 +7,24 @@ replayed. The inputs of watched layers are written to buffers of their own by th
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from math import frexp
 
 import torch
 from torch import Tensor, nn
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Layout
-from sapwood.backends.torch.fused.attention import WORD, Parts, attend
+from sapwood.backends.torch.fused.attention import WORD, attend
 from sapwood.backends.torch.fused.capture import Captured, Memory
 from sapwood.backends.torch.fused.facts import Facts, Moved
+from sapwood.backends.torch.fused.fetch import following
 from sapwood.backends.torch.fused.graphs import MOST, Inbox, Load, Lone, Shape, loads, shape_of_one
 from sapwood.backends.torch.fused.kernels import project
 from sapwood.backends.torch.fused.place import place
-from sapwood.backends.torch.fused.pointwise import best_tokens, normalise
+from sapwood.backends.torch.fused.pointwise import best_tokens, normalise, prepare
 from sapwood.backends.torch.fused.pool import Pool
 from sapwood.backends.torch.fused.qkv import Heads, project_heads
 from sapwood.backends.torch.fused.sayer import Sayer
+from sapwood.backends.torch.fused.stream import Margin, Scale, Stream
 from sapwood.backends.torch.fused.tree import Rows as TreeRows
 from sapwood.backends.torch.llama import Layer, Llama
 from sapwood.backends.torch.network import Kept, Rows
@@ -31,20 +32,6 @@ from sapwood.backends.torch.network import Kept, Rows
 SLOTS = {"cuda": 4096, "cpu": 64}  # of a seat at first
 LOGITS = 128  # rows of logits at first
 OFTEN = 16  # passes over the trees of one place after which they are captured with all that goes before
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The weight of a norm as kernels take it: at most 1 in size, so that no product overflows in float16."""
-
-    norm: Tensor
-    lift: float  # a power of two, so that dividing by it loses nothing
-
-    @classmethod
-    def of(cls, norm: Tensor) -> "Scale":
-        """Divide a norm's weight by what brings its largest entry to 1 at most."""
-        lift = max(1.0, 2.0 ** frexp(float(norm.abs().max()))[1])
-        return cls(norm / lift, lift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +59,7 @@ class Desk:
         self.like, self.vocab, self.width = like, model.vocab, model.width
         self.streams = like.new_zeros(2, MOST, model.width)  # inputs of layers, in turn
         self.middle = like.new_zeros(MOST, model.width)
+        self.margins = [Margin.make(like, MOST, model.width) for _ in range(2)]  # of layers' inputs, and of the middle
         self.queries = like.new_zeros(MOST, model.heads, model.head_width)
         self.read = like.new_zeros(MOST, heads)
         self.inner = like.new_zeros(MOST, model.inner)
@@ -105,8 +93,9 @@ class Fused:
         self.precision = str(model.embedding.dtype).removeprefix("torch.")
         self.heads = Heads(model.heads, model.kv_heads, model.head_width)
         self.windows = sorted({layer.window for layer in model.layers})  # kinds of ancestor words
-        self.scales = [(Scale.of(layer.norm), Scale.of(layer.mlp_norm)) for layer in model.layers]
-        self.scale = Scale.of(model.norm)
+        self.scales = [Scale.of(norm, model.eps) for norm in (*(layer.norm for layer in model.layers), model.norm)]
+        self.mlp_scales = [Scale.of(layer.mlp_norm, model.eps) for layer in model.layers]
+        self.ahead = following(model)
         self.layout = Layout()
         self.pool = Pool(len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type])
         self.desk, self.inbox = Desk(model), Inbox(len(self.windows), self.device)
@@ -224,52 +213,48 @@ class Fused:
 
     def step(self, shape: Shape) -> None:
         """All kernels of a pass, over buffers that stay where they are."""
-        model, desk, m = self.model, self.desk, shape.rows
-        tokens = self.inbox.parts(shape)[0]
-        x = torch.index_select(model.embedding, 0, tokens, out=self._input(0, m))
-        for index in range(len(model.layers)):
+        model, desk, m, depth = self.model, self.desk, shape.rows, len(self.model.layers)
+        x = self._input(0, m)
+        prepare(x, model.embedding, self.inbox.parts(shape)[0])
+        for index in range(depth):
             x = self._layer(index, x, shape)
-        depth, scale = len(model.layers), self.scale
         if depth in desk.watched or not shape.head:
             final = desk.watched.get(depth, desk.final)
-            normalise(x, scale.norm, final[:m], model.eps, scale.lift)
+            normalise(x.x, x.scale, final[:m])
             if not shape.head and final is not desk.final:
                 desk.final[:m] = final[:m]
         if shape.head:
             logits = desk.logits[:m]
-            project(x, model.head, logits, norm=scale.norm, eps=model.eps, lift=scale.lift)
+            project(x, model.head, logits)
             best_tokens(logits, desk.best[:m])
             desk.told[:m].copy_(desk.best[:m], non_blocking=True)
 
-    def _input(self, layer: int, rows: int) -> Tensor:
-        """Where the input of a layer goes."""
+    def _input(self, layer: int, rows: int) -> Stream:
+        """Where the input of a layer goes, or that of the output head."""
         watched = self.desk.watched if layer < len(self.model.layers) else {}
         buffer = watched[layer] if layer in watched else self.desk.streams[layer % 2]
-        return buffer[:rows]
+        return Stream(buffer[:rows], self.scales[layer], self.desk.margins[0])
 
-    def _layer(self, index: int, x: Tensor, shape: Shape) -> Tensor:
+    def _layer(self, index: int, x: Stream, shape: Shape) -> Stream:
         """One decoder layer; its output [rows, width]."""
         model, desk, m = self.model, self.desk, shape.rows
         layer: Layer = model.layers[index]
-        scale, mlp_scale = self.scales[index]
         _, positions, slots, blocks, words = self.inbox.parts(shape)
-        planes, queries = self.pool.planes(index), desk.queries[:m]
+        planes, queries, read = self.pool.planes(index), desk.queries[:m], desk.read[:m]
         project_heads(
-            x, layer.qkv, queries, planes, heads=self.heads, norm=scale.norm, eps=model.eps, angles=self.angles,
-            positions=positions, slots=slots, lift=scale.lift, bias=layer.qkv_bias, query_norm=layer.query_norm,
-            key_norm=layer.key_norm,
+            x, layer.qkv, queries, planes, heads=self.heads, angles=self.angles, positions=positions, slots=slots,
+            bias=layer.qkv_bias, query_norm=layer.query_norm, key_norm=layer.key_norm,
         )  # fmt: skip
-        cut = shape.cut
         attend(
-            queries, planes, desk.read[:m], heads=self.heads, blocks=blocks, positions=positions,
-            words=words[self.windows.index(layer.window)], scale=model.scale, cut=cut, window=layer.window,
-            parts=Parts.make(m, self.heads, cut.splits, self.device) if cut.splits > 1 else None,
+            queries, planes, read, heads=self.heads, blocks=blocks, positions=positions,
+            words=words[self.windows.index(layer.window)], scale=model.scale, cut=shape.cut, window=layer.window,
         )  # fmt: skip
-        middle = project(desk.read[:m], layer.out, desk.middle[:m], residual=x)
-        inner = project(
-            middle, layer.gate_up, desk.inner[:m], norm=mlp_scale.norm, eps=model.eps, lift=mlp_scale.lift, gate=True,
-        )  # fmt: skip
-        return project(inner, layer.down, self._input(index + 1, m), residual=middle)
+        middle = Stream(desk.middle[:m], self.mlp_scales[index], desk.margins[1])
+        project(read, layer.out, middle, residual=x.x)
+        project(middle, layer.gate_up, desk.inner[:m], gate=True, ahead=self.ahead[index])
+        after = self._input(index + 1, m)
+        project(desk.inner[:m], layer.down, after, residual=middle.x)
+        return after
 
 
 def angles_of(model: Llama, positions: int) -> Tensor:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.plain import LAST, NEW, ROOT_AT, ROOT_TOKEN
 from sapwood.backends.torch.fused.tree import Parcel
 
@@ -16,6 +16,7 @@ def _onward(
     verdict, drafted, facts, tokens,
     new_at: tl.constexpr, last_at: tl.constexpr, root_at: tl.constexpr, token_at: tl.constexpr, most: tl.constexpr,
 ):  # fmt: skip
+    wait()
     count, bonus, each = tl.load(verdict), tl.load(verdict + 1), tl.arange(0, most)
     new = tl.minimum(count, most)
     node = tl.load(verdict + 3 + each, each < new - 1, 0)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.fused.graphs import Inbox, Shape
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.tree import ROWS, WORDS, Rows
 
 
@@ -17,6 +17,7 @@ def _place(
     rows: tl.constexpr, blocks: tl.constexpr, count: tl.constexpr, wide: tl.constexpr, kinds: tl.constexpr,
     each: tl.constexpr, fields: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
+    wait()
     first, length, used, at = tl.load(facts), tl.load(facts + 1), tl.load(facts + 2), tl.arange(0, tile)
     live, inside = at < used, at < rows
     tl.store(inbox + at, tl.load(tokens + at, live, 0), inside)

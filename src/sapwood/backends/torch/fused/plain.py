@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.backends.torch.fused.layer import BANDS, EDGES, RANKS, Layer, Scale, band
+from sapwood.backends.torch.fused.layer import BANDS, EDGES, RANKS, Layer, band
+from sapwood.backends.torch.fused.stream import Stream
 from sapwood.backends.torch.fused.tree import ROWS, Parcel
 
 # places of the growth's facts, int64: what the host tells the device before each growth
@@ -29,23 +30,17 @@ def onward(parcel: Parcel, facts: Tensor, tokens: Tensor) -> None:
 
 
 def project(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    *,
-    norm: Scale | None = None,
-    eps: float = 0.0,
-    residual: Tensor | None = None,
-    gate: bool = False,
+    x: Tensor | Stream, weight: Tensor, out: Tensor | Stream, *, residual: Tensor | None = None, gate: bool = False
 ) -> None:
-    """The rows of x [m, k], normalised where there is a norm, times weight [n, k]; a gate takes [2n, k]."""
-    if norm is not None:
-        x = F.rms_norm(x, x.shape[-1:], norm.weight, eps) * norm.lift
+    """The rows of x [m, k], those of a stream normalised, times weight [n, k]; a gate takes [2n, k]."""
+    if isinstance(x, Stream):
+        x = F.rms_norm(x.x, x.x.shape[-1:], x.scale.norm, x.scale.eps) * x.scale.lift
     y = F.linear(x, weight)
     if gate:
         left, right = y.chunk(2, -1)
         y = F.silu(left) * right
-    out.copy_(y if residual is None else y + residual)
+    goal = out.x if isinstance(out, Stream) else out
+    goal.copy_(y if residual is None else y + residual)
 
 
 def pair(layer: Layer, tokens: Tensor, states: Tensor, x: Tensor, base: Tensor) -> None:
@@ -82,9 +77,9 @@ def select(
     sees[each, before + each] = 1
 
 
-def turn(
+def project_heads(
     layer: Layer,
-    qkv: Tensor,
+    x: Tensor,  # [rows, 2 width]
     facts: Tensor,
     angles: Tensor,  # [positions, d] cosines and sines
     keys: Tensor,
@@ -93,15 +88,15 @@ def turn(
     depth: int,
     before: int,
 ) -> None:
-    """Rotate queries and keys and put keys and values [seats, kv heads, slots, d] in place; depth 0 is new text."""
-    rows, heads, kv = len(qkv), layer.heads, layer.kv_heads
-    each = torch.arange(rows, device=qkv.device)
+    """Queries of the rows, rotated; keys and values go to their slots [seats, kv heads, slots, d]; depth 0 is text."""
+    rows, heads, kv = len(x), layer.heads, layer.kv_heads
+    each = torch.arange(rows, device=x.device)
     new = facts[NEW]
     if depth == 0:
         positions, slots = facts[ROOT_AT] - new + each, facts[TEXT_ROWS] + each
     else:
         positions, slots = (facts[ROOT_AT] - 1 + depth).expand(rows), facts[TEXT_ROWS] + new + before + each
-    q, k, v = qkv.view(rows, heads + 2 * kv, -1).split_with_sizes([heads, kv, kv], 1)
+    q, k, v = F.linear(x, layer.qkv).view(rows, heads + 2 * kv, -1).split_with_sizes([heads, kv, kv], 1)
     angles = angles[positions.clamp(min=0)]
     query[:rows] = rotate(q, angles)
     slots = slots.clamp(max=keys.shape[2] - 1)  # text that is not there goes where tree rows will overwrite it

@@ -7,13 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import options, or_other, wait
+from sapwood.backends.torch.fused.stream import Scale, Stream
 
 PIECE = 2048  # logits that one program looks at
 
 
 @triton.jit
 def _normalise(x, norm, out, width, eps, lift, tile: tl.constexpr):
+    wait()
     row, columns = tl.program_id(0), tl.arange(0, tile)
     inside = columns < width
     wide = tl.load(x + row * width + columns, inside, 0.0).to(tl.float32)
@@ -22,16 +24,43 @@ def _normalise(x, norm, out, width, eps, lift, tile: tl.constexpr):
     tl.store(out + row * width + columns, (wide * size * scale).to(out.dtype.element_ty), inside)
 
 
-def normalise(x: Tensor, norm: Tensor, out: Tensor, eps: float, lift: float = 1.0) -> Tensor:
-    """RMS norm of each row of x [m, width]; `lift` is what the norm was divided by. Returns `out`."""
+def normalise(x: Tensor, scale: Scale, out: Tensor) -> Tensor:
+    """RMS norm of each row of x [m, width]; returns `out`."""
     m, width = x.shape
     tile = triton.next_power_of_2(width)
-    _normalise[m,](x, norm, out, width, eps, lift, tile, **options(8 if tile > 2048 else 4))
+    _normalise[m,](x, scale.norm, out, width, scale.eps, scale.lift, tile, **options(8 if tile > 2048 else 4))
     return out
 
 
 @triton.jit
+def _prepare(table, lines, x, norm, scaled, squares, width, taken: tl.constexpr, tile: tl.constexpr):
+    wait()
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, tile)
+    inside = columns < width
+    source = tl.load(lines + row) if taken else row
+    made = tl.load(table + source * width + columns, inside, 0.0)
+    wide = made.to(tl.float32)
+    if taken:
+        tl.store(x + row * width + columns, made, inside)
+    scale = tl.load(norm + columns, inside, 0.0).to(tl.float32)
+    tl.store(scaled + row * width + columns, (wide * scale).to(made.dtype), inside)
+    tl.store(squares + row, tl.sum(wide * wide, 0))
+
+
+def prepare(stream: Stream, table: Tensor | None = None, lines: Tensor | None = None) -> None:
+    """Leave beside the rows of a stream what their norm needs; first take them from these lines of a table."""
+    m, width = stream.x.shape
+    tile, margin = triton.next_power_of_2(width), stream.margin
+    _prepare[m,](
+        or_other(table, stream.x), or_other(lines, stream.x), stream.x, stream.scale.norm, margin.scaled,
+        margin.squares, width, table is not None, tile, **options(8 if tile > 2048 else 4),
+    )  # fmt: skip
+    stream.parts = 1
+
+
+@triton.jit
 def _gate(made, out, width, tile: tl.constexpr):
+    wait()
     row, columns = tl.program_id(0), tl.program_id(1) * tile + tl.arange(0, tile)
     inside = columns < width
     gate = tl.load(made + row * 2 * width + columns, inside, 0.0).to(tl.float32)
@@ -48,6 +77,7 @@ def gate(made: Tensor, out: Tensor) -> Tensor:
 
 @triton.jit
 def _peaks(logits, values, tokens, vocab, pieces, tile: tl.constexpr):
+    wait()
     row, piece = tl.program_id(0), tl.program_id(1)
     at = piece * tile + tl.arange(0, tile)
     read = tl.load(logits + row.to(tl.int64) * vocab + at, at < vocab, float("-inf")).to(tl.float32)
@@ -58,6 +88,7 @@ def _peaks(logits, values, tokens, vocab, pieces, tile: tl.constexpr):
 
 @triton.jit
 def _peak(values, tokens, best, pieces, tile: tl.constexpr):
+    wait()
     row, at = tl.program_id(0), tl.arange(0, tile)
     read = tl.load(values + row * pieces + at, at < pieces, float("-inf"))
     index = tl.argmax(read, 0, tie_break_left=True)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.cache import Layout, Slots
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.qkv import Heads
 from sapwood.errors import OutOfMemory
 
@@ -38,11 +38,13 @@ def shift(pool, sources, first, start, count, plane, width: tl.constexpr, tile: 
 def _move(
     pool, sources, first, start, count, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr
 ):  # fmt: skip
+    wait()
     shift(pool, sources, first, start, count, plane, width, tile, piece)
 
 
 @triton.jit
 def _keep(pool, path, facts, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr):
+    wait()
     first, length, stay, stop = tl.load(facts), tl.load(facts + 3), tl.load(facts + 4), tl.load(facts + 5)
     shift(pool, path + stay, first + length, first + length + stay, stop - stay, plane, width, tile, piece)
 

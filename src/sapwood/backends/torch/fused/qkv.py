@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.kernels import product, project
-from sapwood.backends.torch.fused.launch import options, or_other
+from sapwood.backends.torch.fused.kernels import Given, product, project, sizes
+from sapwood.backends.torch.fused.launch import let_in, options, or_other, wait
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan, plan_of
+from sapwood.backends.torch.fused.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,19 @@ class Heads:
 
 
 @triton.jit
+def bearings(rows, dims, head, m, angles, positions, slots, heads: tl.constexpr, width: tl.constexpr):
+    """Cosines and sines [rows, dims] of the rows' positions, and the slots [rows] of keys and values."""
+    half: tl.constexpr = width // 2
+    there, live = dims[None, :] < half, rows < m
+    at = tl.load(positions + rows, live, 0)
+    slot = tl.load(slots + rows, live & (head >= heads), -1)
+    angle = angles + at[:, None] * width + dims[None, :]
+    return tl.load(angle, live[:, None] & there, 0.0), tl.load(angle + half, live[:, None] & there, 0.0), slot
+
+
+@triton.jit
 def turn(
-    low, high, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, angles, positions, slots, eps,
+    low, high, cosine, sine, slot, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, eps,
     head_normed: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Normalise and rotate the two halves [rows, dims] of one head, and put them where they belong."""
@@ -45,10 +57,6 @@ def turn(
             first = tl.load(query_norm + dims, asks, 0.0) + tl.load(key_norm + dims, tells, 0.0)
             second = tl.load(query_norm + half + dims, asks, 0.0) + tl.load(key_norm + half + dims, tells, 0.0)
             low, high = low * size * first.to(tl.float32)[None, :], high * size * second.to(tl.float32)[None, :]
-        at = tl.load(positions + rows, live, 0)
-        angle = angles + at[:, None] * width + dims[None, :]
-        cosine = tl.load(angle, live[:, None] & there, 0.0)
-        sine = tl.load(angle + half, live[:, None] & there, 0.0)
         low, high = low * cosine - high * sine, high * cosine + low * sine
     low, high = low.to(queries.dtype.element_ty), high.to(queries.dtype.element_ty)
     if head < heads:
@@ -56,7 +64,6 @@ def turn(
         tl.store(place, low, live[:, None] & there)
         tl.store(place + half, high, live[:, None] & there)
     else:
-        slot = tl.load(slots + rows, live, -1)
         other = (head - heads) % kv_heads
         start = pool + ((head - heads) // kv_heads) * plane + other * width
         place = start + slot[:, None] * (kv_heads * width) + dims[None, :]
@@ -64,28 +71,31 @@ def turn(
         tl.store(place + half, high, (slot >= 0)[:, None] & there)
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "parts"])
 def _qkv(
-    x, weight, queries, pool, norm, bias, query_norm, key_norm, angles, positions, slots, m, k, eps, lift, plane,
+    x, weight, squares, queries, pool, bias, query_norm, key_norm, angles, positions, slots,
+    m, k, eps, lift, parts, pace, plane,
     biased: tl.constexpr, head_normed: tl.constexpr, even: tl.constexpr,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
-    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+    tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
 ):  # fmt: skip
+    wait()
     dims_per: tl.constexpr = tile_n // 2  # a tile holds pairs of one head that rotate together
     per_head: tl.constexpr = (width // 2 + dims_per - 1) // dims_per
     tile, block = tl.program_id(0), tl.program_id(1)
     head, first = tile // per_head, (tile % per_head) * dims_per
     rows = block * tile_m + tl.arange(0, tile_m)
-    columns = tl.arange(0, tile_n)
+    columns, dims = tl.arange(0, tile_n), first + tl.arange(0, dims_per)
     lines = head * width + tl.minimum(first + columns // 2, width // 2 - 1) + (columns % 2) * (width // 2)
-    sums, squares = product(x, weight, norm, rows, lines, m, k, 0, k, True, even, tile_m, tile_n, tile_k)
-    sums *= (lift * tl.rsqrt(squares / k + eps))[:, None]
+    cosine, sine, slot = bearings(rows, dims, head, m, angles, positions, slots, heads, width)
+    size = sizes(squares, rows, m, k, parts, pace, eps, lift, tile_p)
+    sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k) * size[:, None]
+    let_in()
     if biased:
         sums += tl.load(bias + lines).to(tl.float32)[None, :]
     low, high = tl.split(tl.reshape(sums, (tile_m, dims_per, 2)))
-    dims = first + tl.arange(0, dims_per)
     turn(
-        low, high, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, angles, positions, slots, eps,
+        low, high, cosine, sine, slot, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, eps,
         head_normed, heads, kv_heads, width,
     )  # fmt: skip
 
@@ -96,68 +106,55 @@ def _turn(
     head_normed: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
     tile_m: tl.constexpr, tile_d: tl.constexpr,
 ):  # fmt: skip
+    wait()
     head = tl.program_id(0)
     rows, dims = tl.program_id(1) * tile_m + tl.arange(0, tile_m), tl.arange(0, tile_d)
     place = made + rows[:, None] * ((heads + 2 * kv_heads) * width) + head * width + dims[None, :]
     there = (rows[:, None] < m) & (dims[None, :] < width // 2)
     low = tl.load(place, there, 0.0).to(tl.float32)
     high = tl.load(place + width // 2, there, 0.0).to(tl.float32)
+    cosine, sine, slot = bearings(rows, dims, head, m, angles, positions, slots, heads, width)
     turn(
-        low, high, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, angles, positions, slots, eps,
+        low, high, cosine, sine, slot, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, eps,
         head_normed, heads, kv_heads, width,
     )  # fmt: skip
 
 
 def project_heads(
-    x: Tensor,  # [m, k]
+    x: Stream,  # [m, k]
     weight: Tensor,  # [heads * width, k]: queries, keys, values
     queries: Tensor,  # [m, heads, width], out
     planes: Tensor,  # [2, ..., slots, kv heads, width] contiguous: keys and values of the layer, out
     *,
     heads: Heads,
-    norm: Tensor,  # [k], as in `project`
-    eps: float,
     angles: Tensor,  # [positions, width] float32, cosines then sines
     positions: Tensor,  # [m]
     slots: Tensor,  # [m] which slot of the planes takes a row's key and value, -1 for none
-    lift: float = 1.0,
     bias: Tensor | None = None,
     query_norm: Tensor | None = None,  # [width], with key_norm
     key_norm: Tensor | None = None,
     plan: Plan | None = None,
 ) -> None:
     """Queries of the rows, and their keys and values in their slots."""
-    m, k = x.shape
+    m, k = x.x.shape
     plan = plan or plan_of(m, weight.shape[0], k, "qkv")
-    plane = planes.stride(0)
-    norms = or_other(query_norm, x), or_other(key_norm, x)
-    sizes = query_norm is not None, heads.queries, heads.keys, heads.width
+    plane, eps = planes.stride(0), x.scale.eps
+    norms = or_other(query_norm, weight), or_other(key_norm, weight)
+    shape = query_norm is not None, heads.queries, heads.keys, heads.width
     if plan.library:
-        made = torch.empty(m, weight.shape[0], dtype=x.dtype, device=x.device)
-        project(x, weight, made, norm=norm, eps=eps, lift=lift, bias=bias, plan=LIBRARY)
+        made = torch.empty(m, weight.shape[0], dtype=weight.dtype, device=weight.device)
+        project(x, weight, made, bias=bias, plan=LIBRARY)
         half = triton.next_power_of_2(heads.width // 2)
         _turn[heads.all, triton.cdiv(m, 16)](
-            made,
-            queries,
-            planes,
-            *norms,
-            angles,
-            positions,
-            slots,
-            m,
-            eps,
-            plane,
-            *sizes,
-            16,
-            half,
-            **options(),
-        )
+            made, queries, planes, *norms, angles, positions, slots, m, eps, plane, *shape, 16, half, **options()
+        )  # fmt: skip
         return
     whole = triton.next_power_of_2(heads.width)  # a norm needs the whole head
-    tile = whole if query_norm is not None else min(plan.outputs, whole)
+    tile, given = whole if query_norm is not None else min(plan.outputs, whole), Given.by(x)
     grid = heads.all * triton.cdiv(heads.width, tile), triton.cdiv(m, plan.rows)
     _qkv[grid](
-        x, weight, queries, planes, norm, or_other(bias, x), *norms, angles, positions, slots, m, k, eps, lift, plane,
-        bias is not None, *sizes[:1], k % plan.inputs == 0, *sizes[1:],
-        plan.rows, tile, plan.inputs, **options(plan.warps, plan.stages),
+        given.rows, weight, given.squares, queries, planes, or_other(bias, weight), *norms, angles, positions, slots,
+        m, k, eps, given.lift, given.parts, given.pace, plane, bias is not None, *shape[:1], k % plan.inputs == 0,
+        *shape[1:], triton.next_power_of_2(given.parts), plan.rows, tile, plan.inputs,
+        **options(plan.warps, plan.stages),
     )  # fmt: skip

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options
+from sapwood.backends.torch.fused.launch import let_in, options, wait
 from sapwood.backends.torch.fused.layer import BANDS, EDGES, RANKS, Layer, band
 from sapwood.backends.torch.fused.plain import ROOT_TOKEN
 from sapwood.backends.torch.fused.tree import Parcel
 
-PIECE = 1024  # logits that one program looks at
+PIECE = 512  # logits that one program looks at: one warp, for which a reduction is a few shuffles
 NONE = tl.constexpr(-0x7FFFFFFFFFFFFFFF)  # below every packed value
 
 
@@ -46,9 +46,11 @@ def id_of(packed):
 
 @triton.jit(do_not_specialize=["pieces"])
 def _pieces(logits, packed, peaks, sums, vocab, pieces, width: tl.constexpr, tile: tl.constexpr):
+    wait()
     row, piece = tl.program_id(0), tl.program_id(1)
     ids = piece * tile + tl.arange(0, tile)
     values = tl.load(logits + row.to(tl.int64) * vocab + ids, ids < vocab, float("-inf")).to(tl.float32)
+    let_in()
     peak = tl.max(values, 0)
     safe = tl.where(peak == float("-inf"), 0.0, peak)
     here = row * pieces + piece
@@ -67,6 +69,7 @@ def _children(
     known: tl.constexpr, root: tl.constexpr, width: tl.constexpr, level: tl.constexpr, ranks: tl.constexpr,
     bands: tl.constexpr, count: tl.constexpr, tile: tl.constexpr, tile_p: tl.constexpr, tile_w: tl.constexpr,
 ):  # fmt: skip
+    wait()
     row, places, at = tl.program_id(0), tl.arange(0, tile_w), tl.arange(0, tile_p)
     tops = tl.load(peaks + row * pieces + at, at < pieces, float("-inf"))
     peak = tl.max(tops, 0)
@@ -74,6 +77,7 @@ def _children(
     total = peak + tl.log(tl.sum(tl.where(tops == float("-inf"), 0.0, parts * tl.exp(tops - peak)), 0))
     each = tl.arange(0, tile)
     pairs = tl.load(packed + row * pieces * width + each, each < pieces * width, NONE)
+    let_in()
     chosen = tl.full((tile_w,), NONE, tl.int64)
     for place in range(width):
         best = tl.max(pairs, 0)
@@ -124,12 +128,12 @@ def leaders(
     pieces = triton.cdiv(vocab, piece)
     packed = torch.empty(rows, pieces * width, dtype=torch.int64, device=logits.device)
     peaks, sums = torch.empty(2, rows, pieces, dtype=torch.float32, device=logits.device)
-    _pieces[rows, pieces](logits, packed, peaks, sums, vocab, pieces, width, piece, **options())
+    _pieces[rows, pieces](logits, packed, peaks, sums, vocab, pieces, width, piece, **options(warps=1))
     fields = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
     _children[rows,](
         packed, peaks, sums, layer.vocabulary, facts, table, edges_of(logits.device),
         facts if owners is None else owners, *fields, first, pieces, ROOT_TOKEN, owners is None, width, band(depth),
-        RANKS, BANDS, len(EDGES), tile(pieces * width), tile(pieces), tile(width), **options(),
+        RANKS, BANDS, len(EDGES), tile(pieces * width), tile(pieces), tile(width), **options(warps=1),
     )  # fmt: skip
 
 

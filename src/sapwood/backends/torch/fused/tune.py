@@ -22,6 +22,7 @@ from sapwood.backends.torch.fused.kernels import project
 from sapwood.backends.torch.fused.network import Fused
 from sapwood.backends.torch.fused.plans import Plan
 from sapwood.backends.torch.fused.qkv import project_heads
+from sapwood.backends.torch.fused.stream import LEFT, Stream
 from sapwood.backends.torch.llama import Layer
 from sapwood.paths import cache_folder
 
@@ -71,7 +72,7 @@ def fastest(calls: list[Call], several: Iterable[Plan]) -> tuple[Plan, float]:
 # ------------------------------------------------------------------------------------ in the cache folder
 def place(device: torch.device) -> Path:
     """The file of what was measured on this device."""
-    name = f"{torch.cuda.get_device_name(device)}-triton-{triton.__version__}"
+    name = f"{torch.cuda.get_device_name(device)}-triton-{triton.__version__}-kernels-{plans.KERNELS}"
     return cache_folder() / "plans" / (re.sub(r"[^\w.-]+", "_", name) + ".json")
 
 
@@ -110,37 +111,36 @@ def stages(network: Fused, rows: int) -> dict[str, tuple[Tensor, str, list[Call]
     return found
 
 
+def _rows(network: Fused, rows: int) -> Stream:
+    """Rows on their way into a norm, as their maker would leave them."""
+    desk = network.desk
+    return Stream(desk.streams[0, :rows], network.scales[-1], desk.margins[0], parts=LEFT // 2)
+
+
 def _qkv(network: Fused, rows: int, nowhere: Tensor, layer: Layer, plan: Plan) -> None:
-    desk, scale = network.desk, network.scale
     project_heads(
-        desk.streams[0, :rows], layer.qkv, desk.queries[:rows], network.pool.planes(0), heads=network.heads,
-        norm=scale.norm, eps=1e-5, angles=network.angles, positions=nowhere[0], slots=nowhere[1],
-        bias=layer.qkv_bias, query_norm=layer.query_norm, key_norm=layer.key_norm, plan=plan,
+        _rows(network, rows), layer.qkv, network.desk.queries[:rows], network.pool.planes(0), heads=network.heads,
+        angles=network.angles, positions=nowhere[0], slots=nowhere[1], bias=layer.qkv_bias,
+        query_norm=layer.query_norm, key_norm=layer.key_norm, plan=plan,
     )  # fmt: skip
 
 
 def _out(network: Fused, rows: int, layer: Layer, plan: Plan) -> None:
-    desk = network.desk
-    residual = desk.streams[0, :rows]
-    project(desk.read[:rows], layer.out, desk.middle[:rows], residual=residual, plan=plan)
+    middle = network.desk.middle[:rows]
+    project(network.desk.read[:rows], layer.out, _rows(network, rows), residual=middle, plan=plan)
 
 
 def _gate(network: Fused, rows: int, layer: Layer, plan: Plan) -> None:
-    desk, norm = network.desk, network.scale.norm
-    x, out = desk.middle[:rows], desk.inner[:rows]
-    project(x, layer.gate_up, out, norm=norm, eps=1e-5, gate=True, plan=plan)
+    project(_rows(network, rows), layer.gate_up, network.desk.inner[:rows], gate=True, plan=plan)
 
 
 def _down(network: Fused, rows: int, layer: Layer, plan: Plan) -> None:
-    desk = network.desk
-    x, out, residual = desk.inner[:rows], desk.streams[0, :rows], desk.middle[:rows]
-    project(x, layer.down, out, residual=residual, plan=plan)
+    middle = network.desk.middle[:rows]
+    project(network.desk.inner[:rows], layer.down, _rows(network, rows), residual=middle, plan=plan)
 
 
 def _head(network: Fused, rows: int, plan: Plan) -> None:
-    desk, scale = network.desk, network.scale
-    x, out = desk.streams[0, :rows], desk.logits[:rows]
-    project(x, network.model.head, out, norm=scale.norm, eps=1e-5, plan=plan)
+    project(_rows(network, rows), network.model.head, network.desk.logits[:rows], plan=plan)
 
 
 def time(calls: list[Call], plan: Plan) -> float:
