@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -197,6 +198,25 @@ def test_the_optimum_beyond_a_flat_stair_is_found() -> None:
     two = priced([1.0, 1.4, 1.4, 1.4, 2.2, 2.2, 2.2])
     assert two([0.5, 0.4, 0.4, 0.3, 0.3, 0.3]) == 6  # 2.2 - 1.2 beats 1.3 - 0.4
     assert two([0.5, 0.4, 0.4, 0.3, 0.2, 0.1]) == 3
+
+
+def test_rows_that_a_device_checks_while_the_host_is_busy_are_free() -> None:
+    class Waited(ToyScores):
+        waited = 0.4  # of the round's two seconds
+
+    cost = CostCurve([1, 2, 3, 4], [0], [[1.0, 1.5, 1.6, 1.9]])
+    controller, seen = begin(Goodput(nodes=3), cost), outcome(1, 2, Times(0.5, 1.5, 0.0))
+    assert controller.budget().price is not None
+    controller.observe(seen)
+    before = controller.budget().price
+    assert before is not None
+    assert before[1] > 0
+    controller.observe(replace(seen, scores=Waited(np.zeros((1, 3)))))
+    assert controller.busy == pytest.approx(1.6)
+    price = controller.budget().price
+    assert price is not None
+    assert price[:3].tolist() == [0.0, 0.0, 0.0]
+    assert price[3] > 0
 
 
 def rest_lengths(controller: Goodput, rounds: int, times: Times) -> list[int]:

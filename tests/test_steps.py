@@ -96,9 +96,12 @@ def test_a_level_is_chosen_where_it_pays() -> None:
     # the best child of a node of 0.5 has 0.25, of 0.3 it has 0.15, of 0.08 it has 0.04: 0.3 tokens over two rows
     for seconds, wanted in [(0.0, [1, 2]), (0.149, [1, 2]), (0.151, [])]:
         steps.seconds = seconds
-        assert steps.choose(tree, reach, budget, 8) == wanted
+        assert steps.choose(tree, reach, budget, 8, owner=steps) == wanted
     steps.seconds = 0.0
-    assert steps.choose(tree, reach, budget, 1) == [1]
+    assert steps.choose(tree, reach, budget, 1, owner=steps) == [1]
+    assert steps.choose(tree, reach, budget, 1, owner=tree) == []  # one finds out for all what children are like
+    steps.nodes = 1
+    assert steps.choose(tree, reach, budget, 1, owner=tree) == [1]
 
 
 # --------------------------------------------------------------------------------------- what is learned

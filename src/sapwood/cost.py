@@ -30,6 +30,7 @@ class CostCurve:
     drift: float = 1.0  # present speed of the machine against the table
     tree: float = 0.0  # seconds that each tree after the first adds to a pass, beside those of its rows
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)  # by context; see `_line`
+    _many: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(self, rows: int, context: int, trees: int = 1) -> float:
         """Predicted seconds of a pass over this many rows of so many trees."""
@@ -81,10 +82,16 @@ class CostCurve:
         """The same for 1, 2, ... most rows; kept, as rounds ask for it again and again."""
         kept = self._lines.get(place)
         if kept is None or len(kept) < most:
-            rows = np.arange(1, most + 1)
-            beyond = np.maximum(rows / self.rows[-1], 1.0)
+            rows, beyond = self._numbers(most)
             kept = self._lines[place] = np.interp(rows, self.rows, self.table[place]) * beyond
         return kept[:most]
+
+    def _numbers(self, most: int) -> tuple[FloatArray, FloatArray]:
+        """1, 2, ... most, and how many times the last measured number of rows each is where it is beyond."""
+        if most not in self._many:
+            rows = np.arange(1.0, most + 1)
+            self._many[most] = rows, np.maximum(rows / self.rows[-1], 1.0)
+        return self._many[most]
 
     def _between(self, context: int) -> tuple[int, int, float]:
         above = bisect.bisect_left(self.contexts, context)
@@ -117,6 +124,7 @@ class CostCurve:
         self.rows, self.contexts, self.table = other.rows, other.contexts, other.table
         self.drift, self.tree = other.drift, other.tree
         self._lines.clear()
+        self._many.clear()
 
     def save(self, path: Path) -> None:
         """Write the table; a half-written file is never left behind."""

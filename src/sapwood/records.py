@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -91,6 +91,28 @@ def trust(source: int) -> None:
     """No corrections: a node's chance is its draft probability."""
 
 
+class Counts(NamedTuple):
+    """How often nodes like each were accepted once their parent was; see `Binned`."""
+
+    edges: FloatArray  # of the bins of confidence
+    hits: FloatArray  # [sets of drafters, confidence, rank, depth], as are the trials
+    trials: FloatArray
+    coarse: float  # trials that a draft probability is worth
+    fine: float  # trials that all cells of a confidence together are worth
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a drafter goes by that grows a tree whole and looks at it meanwhile: it opens leaves while that pays."""
+
+    budget: Budget
+    stride: int  # leaves opened at a time, those of largest reach
+    counts: Counts
+    chance: float = 1.0  # of the best child that a leaf gets
+    level: float = 0.0  # tokens that opening leaves must bring to pay for the time it takes
+    least: float = 0.0  # reach that a leaf must exceed where nobody counts seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
     """A tree by levels, for a drafter that grows it whole instead of being asked node by node."""
@@ -102,6 +124,7 @@ class Levels:
     lines: Callable[[int], FloatArray | None] = trust  # of a drafter's source; see `Binned.lines`, None is `raw`
     hope: float = math.inf  # tokens that such a tree brings, less those its drafting costs
     longest: int = 0  # longest path of a tree that needs no drafting, and is better if it brings more
+    terms: Terms | None = None  # for a drafter that looks at the tree in hand, instead of nodes, depth and beam
 
 
 @dataclass(frozen=True, slots=True)

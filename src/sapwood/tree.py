@@ -234,7 +234,10 @@ class Tree:
     # ------------------------------------------------------------------------------- cutting
     def keep(self, nodes: Iterable[int]) -> "Tree":
         """The subtree on these nodes and the root; each node's parent must be among them."""
-        order = np.array(sorted({ROOT, *nodes}), np.int64)
+        return self._cut(np.array(sorted({ROOT, *nodes}), np.int64))
+
+    def _cut(self, order: IntArray) -> "Tree":
+        """The subtree on these nodes, in ascending order."""
         new = np.full(len(self), -1)
         new[order] = np.arange(len(order))
         parents = new[self.parents[order]]
@@ -254,14 +257,18 @@ class Tree:
             kept=order,
         )
         cut._sampled = self.sampled[order]
-        cut.valued = int(np.searchsorted(order, self.valued))
-        cut.laws = {(int(new[node]), source): law for (node, source), law in self.laws.items() if new[node] >= 0}
+        cut.valued = int(order.searchsorted(self.valued))
+        if self.laws:
+            kept = {node: place for place, node in enumerate(order.tolist())}
+            cut.laws = {(kept[node], source): law for (node, source), law in self.laws.items() if node in kept}
         return cut
 
     def best(self, count: int) -> "Tree":
         """The `count` nodes of largest reach besides the root; reach never rises along a path."""
-        ranked = np.argsort(-self.reach[1:], kind="stable")[: max(count, 0)] + 1
-        return self.keep(ranked.tolist())
+        order = np.zeros(1 + min(max(count, 0), len(self) - 1), np.int64)
+        order[1:] = (-self.reach[1:]).argsort(kind="stable")[: len(order) - 1] + 1
+        order.sort()
+        return self._cut(order)
 
 
 def check_path(path: Sequence[int], parents: IntArray) -> None:

@@ -11,11 +11,14 @@ chances that are never tried cannot be corrected, so after many rounds without a
 is sent whatever it costs.
 
 Where many requests share a pass, lambda is the throughput of all, and V(n) is read where the others' rows end:
-the more there are, the less a row is shared by and the fewer nodes pay.
+the more there are, the less a row is shared by and the fewer nodes pay. Where a device goes on by itself and is
+done before the host is, rows cost nothing up to the host's own share of a round.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from sapwood.controllers.ledger import Entry, Ledger, alone, refine
 from sapwood.cost import CostCurve
@@ -24,6 +27,7 @@ from sapwood.protocols import Request, Setting
 from sapwood.records import ALONE, NO_NODES, Budget, Company, Outcome
 from sapwood.tree import CAPACITY
 
+FOLLOW = 0.1  # how fast the mean of the host's share follows
 PROBE = 2  # nodes of the tree that is sent unpriced: where rows are dear it must not cost more than it can teach
 
 
@@ -51,6 +55,7 @@ class Goodput(Part):
         """Take the machine's cost curve; the ledger is shared by all requests."""
         self.cost: CostCurve = setting.cost
         self.ledger = Ledger(self.slack, self.patience, self.pause, self.longest, self.probe)
+        self.busy = 0.0  # seconds of a round in which the host does not wait for a device that goes on without it
 
     def reset(self, request: Request) -> None:
         """Begin at the prompt's length, alone."""
@@ -74,6 +79,7 @@ class Goodput(Part):
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
         others = self.company_.rows
         line = self.cost.line(others + self.nodes + 1, self.context_)[others:]  # seconds by rows, the root alone first
+        line = np.maximum(line, self.busy)  # rows that are checked before the host is ready again cost nothing
         rate = self.rate()
         price, draft = rate * (line - line[0]), rate * self.ledger.expansion
         return Budget(self.nodes, self.depth, self.width, price, draft, rate)
@@ -86,5 +92,8 @@ class Goodput(Part):
         """Enter the round in the books; where it was shared, they are settled by whoever joined the requests."""
         self.ledger.entries.append(Entry.of(outcome, first=not self.begun_))
         self.context_, self.begun_ = outcome.context + outcome.verdict.accepted + 1, True
+        if (waited := getattr(outcome.scores, "waited", None)) is not None:
+            busy = max(outcome.times.total - waited, 0.0)
+            self.busy += FOLLOW * (min(busy, 2 * self.busy) - self.busy) if self.busy else busy
         if outcome.joint is None:
             self.ledger.settle(refine(self.cost, alone(outcome)), self.cost)

@@ -8,6 +8,8 @@ the same sum, and a recipe that shares its passes with others answers for its ow
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from sapwood.cost import CostCurve
 from sapwood.part import Part
 from sapwood.records import Joint, Outcome
@@ -32,7 +34,7 @@ class Entry:
     @classmethod
     def of(cls, outcome: Outcome, *, first: bool) -> "Entry":
         """What to book of an outcome."""
-        expanded = 0 if first else int(outcome.grown.expanded.sum())
+        expanded = 0 if first else int(np.count_nonzero(outcome.grown.expanded))
         return cls(len(outcome.tokens), len(outcome.tree) - 1, expanded, 0.0 if first else outcome.times.draft)
 
 
@@ -157,7 +159,8 @@ def refine(cost: CostCurve, joint: Joint) -> Joint:
         return replace(joint, reading=0, seconds=unspoiled(seconds * scored / every, scored))
     foreseen = cost.seconds(joint.rows, context, trees)
     cost.observe(joint.rows, context, seconds, trees)
-    return replace(joint, seconds=unspoiled(seconds, foreseen))
+    usual = unspoiled(seconds, foreseen)
+    return joint if usual == seconds else replace(joint, seconds=usual)
 
 
 def unspoiled(seconds: float, foreseen: float) -> float:

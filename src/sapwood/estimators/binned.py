@@ -14,11 +14,12 @@ import numpy as np
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.part import Part, between
 from sapwood.protocols import Setting
-from sapwood.records import Outcome
-from sapwood.tree import Tree
+from sapwood.records import Counts, Outcome
+from sapwood.tree import CAPACITY, Tree
 
 EDGES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])  # of the confidence bins
 SOURCES, RANKS, DEPTHS = 16, 6, 5  # sets of drafters, places among siblings, doubling depth bands
+BANDS = np.array([min(max(depth, 1).bit_length(), DEPTHS) - 1 for depth in range(CAPACITY)])  # by depth
 
 
 @dataclass
@@ -48,6 +49,11 @@ class Binned(Part):
         exact: FloatArray = (hits[each, rank, depth] + self.fine * rough) / (trials[each, rank, depth] + self.fine)
         return exact
 
+    @property
+    def counts(self) -> Counts:
+        """What chances are made of, for growth that values nodes elsewhere."""
+        return Counts(EDGES, self.hits, self.trials, self.coarse, self.fine)
+
     def lines(self, source: int) -> FloatArray:
         """The same for nodes of one drafter alone: chance = a + b * confidence, [confidence * rank * depth, 2]."""
         if source not in self.ready:
@@ -70,11 +76,10 @@ class Binned(Part):
             return
         hit, tried = judged(outcome)
         nodes = np.flatnonzero(tried)
-        where = np.ravel_multi_index(cells(outcome.grown, nodes), self.trials.shape)
-        trials = self.trials.reshape(-1)
-        np.add.at(trials, where, 1.0)
-        np.add.at(self.hits.reshape(-1), where, hit[nodes].astype(float))
-        if trials[where].max(initial=0.0) > self.memory:
+        where = cells(outcome.grown, nodes)
+        np.add.at(self.trials, where, 1.0)
+        np.add.at(self.hits, where, hit[nodes])
+        if self.trials[where].max(initial=0.0) > self.memory:
             full = self.trials > self.memory
             self.trials[full] /= 2
             self.hits[full] /= 2
@@ -83,12 +88,11 @@ class Binned(Part):
 
 def cells(tree: Tree, nodes: slice | IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """The table cell of each of these nodes: source, confidence, rank, depth."""
-    depth = np.minimum(np.log2(np.maximum(tree.depths[nodes], 1)).astype(np.int64), DEPTHS - 1)
     return (
-        tree.sources[nodes] % SOURCES,
-        np.searchsorted(EDGES, tree.probs[nodes]),
+        tree.sources[nodes] & (SOURCES - 1),
+        EDGES.searchsorted(tree.probs[nodes]),
         np.minimum(tree.ranks[nodes], RANKS - 1),
-        depth,
+        BANDS[tree.depths[nodes]],
     )
 
 

@@ -16,7 +16,7 @@ from sapwood.policies.ahead import BEAM, Ahead
 from sapwood.policies.reach import ready, value, worth
 from sapwood.policies.steps import Steps
 from sapwood.protocols import Estimator, Frontier, Request, Setting
-from sapwood.records import Budget, Levels, Outcome, Prune
+from sapwood.records import Budget, Counts, Levels, Outcome, Prune, Terms
 from sapwood.tree import CAPACITY, Tree
 
 
@@ -45,10 +45,10 @@ class Best(Part):
 
     def observe(self, outcome: Outcome) -> None:
         """Learn what nodes are worth, for trees that are grown whole, and what levels are, for others."""
-        super().observe(outcome)
-        if outcome.grown.pruned is not None:
+        if outcome.grown.pruned is not None:  # valued without the estimator, which has nothing to learn from it
             self.ahead.observe(outcome)
         else:
+            super().observe(outcome)
             self.steps.observe(outcome, first=not self.begun_)
         self.begun_ = True
 
@@ -66,13 +66,22 @@ class Best(Part):
         hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
         width = max(budget.width, beam)  # the same for all depths: a device prepares for each
         leaves = min(beam, (CAPACITY - 1 - width) // (width * max(depth - 1, 1)))  # what a tree of this depth can hold
-        return Levels(nodes, depth, leaves, width, hope=hope, longest=longest)
+        return Levels(nodes, depth, leaves, width, hope=hope, longest=longest, terms=self._terms(budget))
+
+    def _terms(self, budget: Budget) -> Terms | None:
+        """What `frontier` goes by, for a drafter that can do the same by itself; None if only the estimator can."""
+        counts: Counts | None = getattr(self.estimator, "counts", None)
+        if counts is None:
+            return None
+        if budget.rate:
+            return self.steps.terms(budget, self.stride, counts)
+        return Terms(budget, self.stride, counts, least=max(budget.floor, budget.draft))
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""
         reach = value(tree, self.estimator)
         if budget.rate:
-            able = self.steps.choose(tree, reach, budget, self.stride)
+            able = self.steps.choose(tree, reach, budget, self.stride, owner=self)
         else:
             able = ready(tree, reach, budget, self.stride, max(budget.floor, budget.draft))
         return [(node, budget.width) for node in able]

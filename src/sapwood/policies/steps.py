@@ -14,7 +14,7 @@ import numpy as np
 
 from sapwood.arrays import FloatArray
 from sapwood.policies.reach import ready
-from sapwood.records import Budget, Outcome
+from sapwood.records import Budget, Counts, Outcome, Terms
 from sapwood.tree import AIDS, Tree
 
 DRAFTERS = (1 << AIDS) - 1  # what a request knows by itself takes no time
@@ -32,21 +32,25 @@ class Steps:
         self.seconds = 0.0  # of one more level; 0 where that is not known yet
         self.chance = 1.0  # mean, of the best child of an expanded node
         self.nodes = 0  # in that mean
-        self.trial: Tree | None = None  # of this round, grown to begin that mean
+        self.trial: object = None  # whose trees are grown to begin that mean
         self.idle = 0.0  # rounds since a node was last expanded
         self.last = 0  # largest set of sources seen: its highest bit is the last drafter
-        self.sums = np.zeros(5)  # faded: rounds, levels, seconds, levels squared, levels times seconds
+        self.sums = [0.0] * 5  # faded: rounds, levels, seconds, levels squared, levels times seconds
 
-    def choose(self, tree: Tree, reach: FloatArray, budget: Budget, stride: int) -> list[int]:
+    def choose(self, tree: Tree, reach: FloatArray, budget: Budget, stride: int, owner: object) -> list[int]:
         """The leaves to expand together, best first, at most `stride`; none where that would not pay."""
         if not self.nodes:
-            self.trial = self.trial or tree
-            if tree is not self.trial:
+            self.trial = self.trial or owner
+            if owner is not self.trial:
                 return []
         least = toll(tree, budget, stride)
         able = ready(tree, reach, budget, stride, least / max(self.chance, 1e-9))
         gain = sum(float(reach[node]) * self.chance - least for node in able)
         return able if gain > budget.rate * self.seconds else []
+
+    def terms(self, budget: Budget, stride: int, counts: Counts) -> Terms | None:
+        """What `choose` goes by, for a drafter that can do the same by itself; None before any tree was seen."""
+        return Terms(budget, stride, counts, self.chance, budget.rate * self.seconds) if self.nodes else None
 
     def observe(self, outcome: Outcome, *, first: bool) -> None:
         """Take in a round; the first of a request spent its seconds on the prompt as well."""
@@ -57,7 +61,7 @@ class Steps:
             if self.idle >= RECENT:  # the text has moved on: see what it is like now
                 self.chance, self.nodes = 1.0, 0
             if self.idle >= STALE:  # so may have the machine, which was perhaps busy when it was measured
-                self.sums, self.seconds, self.idle = np.zeros(5), 0.0, 0.0
+                self.sums, self.seconds, self.idle = [0.0] * 5, 0.0, 0.0
             return
         self.idle = 0.0
         if grown.valued == len(grown):
@@ -76,16 +80,19 @@ class Steps:
 
     def _answered(self, grown: Tree) -> int:
         """Levels on which the last drafter was asked and had an answer."""
-        self.last = max(self.last, int((grown.sources & DRAFTERS).max()))
+        sources: list[int] = grown.sources.tolist()
+        self.last = max(self.last, *(source & DRAFTERS for source in sources))
         drafter = 1 << max(self.last.bit_length() - 1, 0)
-        return len(np.unique(grown.depths[(grown.sources & drafter) > 0]))
+        answers = zip(sources, grown.depths.tolist(), strict=True)
+        return len({depth for source, depth in answers if source & drafter})
 
     def _time(self, levels: int, seconds: float) -> None:
         """Take in what so many levels took, and draw the line through all rounds anew."""
         rounds, _, spent, _, _ = self.sums
         if rounds > 1:
             seconds = min(seconds, MISHAP * spent / rounds)
-        self.sums = FADE * self.sums + [1, levels, seconds, levels * levels, levels * seconds]
+        news = (1, levels, seconds, levels * levels, levels * seconds)
+        self.sums = [FADE * old + new for old, new in zip(self.sums, news, strict=True)]
         rounds, many, spent, squares, products = self.sums
         share, variance = spent / many, squares / rounds - (many / rounds) ** 2
         slope = (products - many * spent / rounds) / rounds / variance if variance > EVEN else math.inf

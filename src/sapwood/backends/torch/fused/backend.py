@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from sapwood.arrays import FloatArray, IntArray
+from sapwood.backends.torch.fused.answers import Answer, join
 from sapwood.backends.torch.fused.attention import WORD
 from sapwood.backends.torch.fused.fetch import in_order
 from sapwood.backends.torch.fused.graphs import Lone
-from sapwood.backends.torch.fused.network import Answer, Fused, join
+from sapwood.backends.torch.fused.network import Fused
 from sapwood.backends.torch.fused.pool import Seat
+from sapwood.backends.torch.fused.queued import Queued, Runner
 from sapwood.backends.torch.fused.session import FusedSession
 from sapwood.backends.torch.fused.tree import DeviceTree, aboard
 from sapwood.backends.torch.llama import Llama, describe
@@ -31,13 +33,18 @@ STALE = "these scores are of a text that has moved on, and a pass has taken thei
 class FusedScores(TorchScores):
     """Rows of the last pass, in buffers that the next one overwrites: then they are copied, if they still count."""
 
+    waited: float | None = None  # seconds that the host waited for a pass which needed nothing of it
+
     def __init__(self, answer: Answer, rows: slice, session: FusedSession, network: Fused | None = None) -> None:
         assert answer.logits is not None
-        super().__init__(
-            answer.logits[rows], {layer: states[rows] for layer, states in answer.kept.items()}, static=rows.start == 0
-        )
         assert answer.best is not None
-        self.best = answer.best[rows]  # best token of each row, on the device
+        if rows.stop - rows.start < answer.logits.shape[0]:
+            kept = {layer: states[rows] for layer, states in answer.kept.items()}
+            answer = Answer(answer.logits[rows], answer.best[rows], None, kept)
+        assert answer.logits is not None
+        super().__init__(answer.logits, answer.kept, static=rows.start == 0)
+        assert answer.best is not None
+        self.best = answer.best  # best token of each row, on the device
         self._network, self._span, self._stale = network, rows, False
         self._session, self._length = weakref.ref(session), session.length
 
@@ -58,7 +65,10 @@ class FusedScores(TorchScores):
     def follow(self, tree: Tree, temperature: float, key: Callable[[int], int]) -> tuple[tuple[int, ...], int] | None:
         """Path and bonus by the target's own tokens, where they can be drawn on the device."""
         if temperature == 0 or self._network is None or isinstance(tree, DeviceTree):
-            return super().follow(tree, temperature, key)
+            found = super().follow(tree, temperature, key)
+            if isinstance(tree, DeviceTree) and tree.turn.queued is not None:
+                self.waited = tree.turn.parcel.waited
+            return found
         said = self._network.sayer.say(tree.depths, temperature, key)
         if said is None:
             return None
@@ -149,11 +159,11 @@ class FusedBackend(TorchBackend):
 
     def _alone(self, session: FusedSession, job: Work) -> Answer | None:
         """Run one whole tree of one session with few words from the host; None where it is not so simple."""
-        tree = job.tree
+        tree, queued, session.queued = job.tree, session.queued, None
         if job.since:
             return None
         if isinstance(tree, DeviceTree) and tree.pruned is None:  # what lies there was cut for this pass
-            return self._on_device(session, tree)
+            return self._on_device(session, tree, queued)
         if len(tree) > WORD or not self._fits(session, tree.height):
             return None
         self._leave()
@@ -161,14 +171,19 @@ class FusedBackend(TorchBackend):
         load = Lone(tree.tokens, tree.parents, tree.depths, session.seat.first, session.length, len(self.fused.windows))
         return self.fused.run_load(load, self._watched, head=True)
 
-    def _on_device(self, session: FusedSession, tree: DeviceTree) -> Answer | None:
-        """Run a tree that lies on the device."""
+    def _on_device(self, session: FusedSession, tree: DeviceTree, queued: Queued | None) -> Answer | None:
+        """Run a tree that lies on the device, unless that is under way."""
         if (rows := tree.rows) is None or len(tree) > len(rows.tokens) or not self._fits(session, tree.turn.depth):
             return None
         self._leave()
-        moved, path = session.prepare(tree), tree.turn.parcel.path
-        answer = self.fused.follow(rows, path, len(tree), session.seat.first, session.length, moved, self._watched)
+        moved, turn, nodes = session.prepare(tree), tree.turn, len(tree)
+        if queued is not None and queued.answers(turn, nodes, self._watched, self.fused):
+            answer = self.fused.take_up(queued.desk, nodes, self._watched)
+        else:
+            first = session.seat.first
+            answer = self.fused.follow(rows, turn.parcel.path, nodes, first, session.length, moved, self._watched)
         session.believe(tree)
+        turn.parcel.runner = Runner(self, session, turn)
         return answer
 
     def _fits(self, session: FusedSession, depth: int) -> bool:
@@ -178,6 +193,8 @@ class FusedBackend(TorchBackend):
 
     def _on_host(self, sessions: Sequence[FusedSession], work: Sequence[Work]) -> Answer:
         """Run trees whose columns the host knows."""
+        for session in sessions:
+            session.queued = None
         begun = [session.begin(job.tree, job.since) for session, job in zip(sessions, work, strict=True)]
         blocks, spans = [block for block, _ in begun], [span for _, span in begun]
         self._check_room(max(int(block.positions.max()) + 1 for block in blocks))

@@ -1,5 +1,6 @@
 """A function over buffers that stay where they are: run as it is, or captured once as a CUDA graph and replayed."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,33 @@ class Memory:
         """The pool to capture in."""
         if self.handle is None:
             cuda: Any = torch.cuda
-            self.handle, self.keeper = cuda.graph_pool_handle(), cuda.CUDAGraph()
-            with cuda.graph(self.keeper, pool=self.handle, capture_error_mode="thread_local"):
-                torch.zeros(1, device="cuda")
+            self.handle = cuda.graph_pool_handle()
+            self.keeper = record(lambda: torch.zeros(1, device="cuda"), self.handle)
         return self.handle
+
+
+def record(step: Callable[[], object], pool: Any) -> Any:
+    """The graph of a step.
+
+    Not by `torch.cuda.graph`, which first looks for garbage among all objects of the process: on a host with
+    transformers loaded that takes several times as long as the rest, in the middle of a text.
+    """
+    cuda: Any = torch.cuda  # parts of it have no types
+    side, graph, active = cuda.Stream(), cuda.CUDAGraph(), gc.isenabled()
+    side.wait_stream(cuda.current_stream())
+    gc.disable()  # nothing may be freed while a stream is captured
+    try:
+        with cuda.stream(side):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+    finally:
+        if active:
+            gc.enable()
+    cuda.current_stream().wait_stream(side)
+    return graph
 
 
 class Captured:
@@ -53,9 +77,5 @@ class Captured:
             self.graph.replay()
 
     def _capture(self) -> Any:
-        cuda: Any = torch.cuda  # parts of it have no types
         torch.cuda.synchronize(self.device)
-        graph, pool = cuda.CUDAGraph(), None if self.memory is None else self.memory.take()
-        with cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self.step()
-        return graph
+        return record(self.step, None if self.memory is None else self.memory.take())

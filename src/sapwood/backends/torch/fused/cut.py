@@ -11,6 +11,7 @@ from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.plain import NODES
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import ROWS, WORDS, Parcel
+from sapwood.tree import CAPACITY
 
 BLOCK = 32  # nodes that one program ranks
 
@@ -88,7 +89,9 @@ def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: i
     reach = parcel.words_of("grown_reach")  # bits of numbers that are not negative have their order
     _ranks[triton.cdiv(size, BLOCK),](reach, order, size, 128, BLOCK, **options())
     kept = parcel.field("kept")
-    _keep[1,](order, facts, new, kept, size, NODES, ROWS, tile(size), **options(warps=8))
+    _keep[1,](
+        order, facts, new, kept, size, NODES, ROWS, tile(max(size, CAPACITY // 2)), **options(warps=8)
+    )  # one kernel for all trees
     grown = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
     fields = (parcel.field(name) for name in ("tokens", "parents", "depths", "ranks", "probs", "reach"))
     _rows[ROWS // BLOCK,](

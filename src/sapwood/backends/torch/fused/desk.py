@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sapwood.arrays import FloatArray, IntArray
+from sapwood.backends.torch.fused import plain
 from sapwood.backends.torch.fused.layer import CELLS, Layer
 from sapwood.backends.torch.fused.plain import FACTS
 from sapwood.backends.torch.fused.stream import Margin
@@ -45,8 +46,22 @@ class Inbox:
         self.here_table = self.here[FACTS + TEXT :].view(np.float64).reshape(CELLS, 2)
         self.here_table[:] = 0.0, 1.0
         self.raw = True  # the table changes nothing
+        cuda: Any = torch.cuda  # parts of it have no types
+        self.read: Any = cuda.Event() if device.type == "cuda" else None  # when the device had what was told last
         self.facts, self.tokens = self.words[:FACTS], self.words[FACTS : FACTS + TEXT]
         self.table = self.words[FACTS + TEXT :].view(torch.float64).view(CELLS, 2)
+
+    def tell(self, facts: list[int], lines: FloatArray | None) -> None:
+        """Write what the next growth reads, once the last one has: facts, the new text's tokens; lines as `correct`."""
+        if self.read is not None:
+            self.read.synchronize()
+        self.here[: len(facts)] = facts
+        self.correct(lines)
+
+    def mark(self) -> None:
+        """What was told is on its way."""
+        if self.read is not None:
+            self.read.record()
 
     def correct(self, lines: FloatArray | None) -> None:
         """Value nodes by these lines; None trusts the draft."""
@@ -57,7 +72,7 @@ class Inbox:
         self.raw = lines is None
 
     def send(self) -> None:
-        """Start the transfer."""
+        """Start the transfer, which may be a part of a captured growth."""
         self.words.copy_(self.host, non_blocking=True)
 
 
@@ -65,6 +80,15 @@ def angles_of(layer: Layer, positions: int) -> Tensor:
     """Cosines and sines of the rotation by position, [positions, head width] float32."""
     places = torch.arange(positions, device=layer.rates.device)[:, None].float() * layer.rates
     return torch.cat((places.cos(), places.sin()), -1)
+
+
+def kernels(device: torch.device) -> Any:
+    """The module whose functions do the steps of a growth on this device."""
+    if device.type != "cuda":
+        return plain
+    from sapwood.backends.torch.fused import level
+
+    return level
 
 
 class Stopwatch:

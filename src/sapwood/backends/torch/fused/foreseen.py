@@ -9,6 +9,7 @@ not, it is grown anew, and what ran in vain has changed nothing that counts.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -33,6 +34,8 @@ class Foreseen:
     stamp: int  # of the round whose verdict it follows
     seconds: float  # that such a growth takes
     begun: bool = False
+    runner: Any = None  # queues the pass over the tree, where that can be
+    queued: Any = None  # that pass
 
     def begins(self, parcel: Parcel, features: Tensor | Claim, tokens: Sequence[int], committed: int) -> bool:
         """True where this growth has begun from this text."""

@@ -27,6 +27,7 @@ MOST = LADDER[-1]
 COUNTS = (1, 2, 4, 8, 16)  # ancestor words of a row
 RING = 4  # passes that may be on their way to the device at once
 WAVE = 264  # programs that keep a large GPU busy: two for each multiprocessor
+CALM = 64  # programs with which a device is far from busy: then it pays to have more
 FEW = 8  # programs whose findings are merged in no time
 SHARE, WIDE_SHARE = 128, 512  # committed slots that one of few programs should at least walk, and one of many
 SHORT = 512  # lengths up to here share a shape
@@ -61,7 +62,8 @@ def cut_for(rows: int, sessions: int, longest: int, heads: Heads) -> Cut:
     programs = heads.keys * max(sessions, -(-rows // each))
     splits = 1
     while splits < 32 and splits * programs < WAVE:
-        if 2 * splits * (SHARE if splits < FEW else WIDE_SHARE) > longest:
+        share = SHARE if programs <= CALM and splits < FEW else WIDE_SHARE
+        if 2 * splits * share > longest:
             break
         splits *= 2
     return Cut(each, splits, step=128, stages=2) if heads.width <= 64 else Cut(each, splits)

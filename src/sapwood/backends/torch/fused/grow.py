@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from sapwood.arrays import FloatArray
-from sapwood.backends.torch.fused import plain
 from sapwood.backends.torch.fused.built import build_checked, build_grown
 from sapwood.backends.torch.fused.capture import Captured, Memory
-from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angles_of
+from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angles_of, kernels
 from sapwood.backends.torch.fused.foreseen import Foreseen
 from sapwood.backends.torch.fused.layer import Form, describe, form_of
-from sapwood.backends.torch.fused.plain import FACTS, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
+from sapwood.backends.torch.fused.plain import FACTS, HOME, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.seats import Pool, Seat
 from sapwood.backends.torch.fused.stream import Stream
 from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, DeviceTree, Parcel, Round, Sequel
@@ -28,15 +27,6 @@ from sapwood.tree import CAPACITY, Tree
 
 POSITIONS = 8192  # for which angles are made at first
 TIMED = 8  # one growth in so many is timed
-
-
-def kernels(device: torch.device) -> Any:
-    """The module whose functions do the steps on this device."""
-    if device.type != "cuda":
-        return plain
-    from sapwood.backends.torch.fused import level
-
-    return level
 
 
 class Grower:
@@ -51,7 +41,7 @@ class Grower:
         self.parcel.thoughts = embedding.new_zeros(TEXT, self.layer.fuse.shape[1])
         self.parcel.layers = tuple(net.config.features)
         self.desk: Desk | None = None
-        self.captured: dict[Form, Captured] = {}
+        self.captured: dict[tuple[Form, bool], Captured] = {}  # by form, and whether it follows a verdict
         self.memory = Memory()  # that all captured growths share
         self.age = 0  # of the pool when they were captured
         self.clock = Stopwatch(self.device)
@@ -88,15 +78,18 @@ class Grower:
             and foreseen.begins(self.parcel, features, tokens, committed)
             and foreseen.asks(seat, form, nodes, lines)
         ):
-            self.parcel.claim = None
+            self.parcel.claim, queued = None, foreseen.queued
             watch: Callable[[], float] = partial(float, foreseen.left(self.parcel))
         else:
+            queued = None
             self._prepare(seat, form, committed)
             self._place(features)
             self._tell(seat, tokens, committed, nodes, lines)
+            self.inbox.send()
+            self.inbox.mark()
             watch = self._run(form)
         seat.text += len(tokens)
-        return self._trees(form, nodes, source, watch)
+        return self._trees(form, nodes, source, watch, queued)
 
     @torch.inference_mode()
     def foresee(self, seat: Seat, committed: int, levels: Levels, source: int = 0) -> float:
@@ -108,22 +101,29 @@ class Grower:
         self._prepare(seat, form, committed + TEXT)
         if not self._ready(form):  # the room was not there
             return 0.0
-        self._tell(seat, (0,), committed, nodes, lines)
+        runner = self.parcel.runner
+        home = None if runner is None else runner.home(nodes + 1, form.depth)
+        self._tell(seat, (0,), committed, nodes, lines, home or 0)  # sent by the growth itself
         stamp, seconds = self.parcel.stamp, self.took[form]
         self.foreseen = Foreseen(seat, seat.text, committed, form, nodes, lines, stamp, seconds)
+        self.foreseen.runner = None if home is None else runner
         self.parcel.sequel = Sequel(stamp, partial(self._go_on, self.foreseen))
         return seconds
 
     def _go_on(self, foreseen: Foreseen) -> None:
-        """Grow what was foreseen from what the verdict says."""
-        self.ops.onward(self.parcel, self.inbox.facts, self.inbox.tokens)
-        self._step(foreseen.form)()
+        """Grow what was foreseen from what the verdict says, and run it."""
+        self._step(foreseen.form, follows=True)()
+        self.inbox.mark()
         self.growths += 1
         foreseen.begun = True
+        if foreseen.runner is not None:
+            tell = partial(self.ops.proceed, self.parcel, self.inbox.facts, foreseen.runner.network.facts.there)
+            foreseen.queued = foreseen.runner.queue(self.parcel, foreseen.nodes + 1, tell)
 
     def _ready(self, form: Form) -> bool:
         """True where such a growth needs no preparation and its seconds are known."""
-        return form in self.took and self.age == self.pool.age and form in self.captured and self.captured[form].steady
+        step = self.captured.get((form, False))
+        return form in self.took and self.age == self.pool.age and step is not None and step.steady
 
     @torch.inference_mode()
     def _prepare(self, seat: Seat, form: Form, committed: int) -> None:
@@ -178,13 +178,13 @@ class Grower:
             self.angles = angles_of(self.layer, 2 * positions)
             self.captured.clear()
 
-    def _tell(self, seat: Seat, tokens: Sequence[int], committed: int, nodes: int, lines: FloatArray | None) -> None:
+    def _tell(
+        self, seat: Seat, tokens: Sequence[int], committed: int, nodes: int, lines: FloatArray | None, home: int = 0
+    ) -> None:
         new = len(tokens)
         facts = {NEW: new, ROOT_AT: committed, TEXT_ROWS: seat.text, SEAT: seat.index}
-        facts |= {NODES: nodes, LAST: new - 1, ROOT_TOKEN: tokens[-1]}
-        self.inbox.here[: FACTS + new] = [facts.get(place, 0) for place in range(FACTS)] + list(tokens)
-        self.inbox.correct(lines)
-        self.inbox.send()
+        facts |= {NODES: nodes, LAST: new - 1, ROOT_TOKEN: tokens[-1], HOME: home}
+        self.inbox.tell([facts.get(place, 0) for place in range(FACTS)] + list(tokens), lines)
 
     def _desk(self, form: Form) -> Desk:
         rows = max(TEXT, form.beam)
@@ -193,16 +193,24 @@ class Grower:
             self.desk = Desk(self.layer, rows, OPENED)
         return self.desk
 
-    def _step(self, form: Form) -> Captured:
+    def _step(self, form: Form, *, follows: bool = False) -> Captured:
         if self.age != self.pool.age:
             self.captured.clear()
             self.age = self.pool.age
-        if form not in self.captured:
+        name = form, follows
+        if name not in self.captured:
             depths, ranks = (torch.from_numpy(column).to(self.device) for column in (form.depths, form.ranks))
-            self.captured[form] = Captured(partial(self.body, form, depths, ranks), self.device, self.memory)
-        return self.captured[form]
+            body = partial(self.follow if follows else self.body, form, depths, ranks)
+            self.captured[name] = Captured(body, self.device, self.memory, ready=follows)
+        return self.captured[name]
 
     # ------------------------------------------------------------------------------ what is captured
+    def follow(self, form: Form, depths: Tensor, ranks: Tensor) -> None:
+        """One growth from what a verdict says."""
+        self.inbox.send()
+        self.ops.onward(self.parcel, self.inbox.facts, self.inbox.tokens)
+        self.body(form, depths, ranks)
+
     def body(self, form: Form, depths: Tensor, ranks: Tensor) -> None:
         """One growth; depths and ranks [size] are those of the grown nodes."""
         self._text(form)
@@ -277,9 +285,10 @@ class Grower:
         return self.desk
 
     # ------------------------------------------------------------------------------------ the result
-    def _trees(self, form: Form, nodes: int, source: int, watch: Callable[[], float]) -> Tree:
+    def _trees(self, form: Form, nodes: int, source: int, watch: Callable[[], float], queued: Any) -> Tree:
         """The grown tree, with what is to be checked of it; both still lie on the device."""
         turn, mark = Round.begin(self.parcel, form.depth), 1 << source
+        turn.queued = queued
         grown = DeviceTree(turn, form.size, partial(build_grown, form, mark))
         grown.pruned = checked = DeviceTree(turn, nodes + 1, partial(build_checked, form, nodes + 1, mark))
         checked.watch = watch

@@ -17,12 +17,14 @@ from sapwood.backends.torch.fused.kernels import gathered, product
 from sapwood.backends.torch.fused.launch import let_in, options, or_other, wait
 from sapwood.backends.torch.fused.layer import Layer
 from sapwood.backends.torch.fused.onward import onward as onward
+from sapwood.backends.torch.fused.onward import proceed as proceed
 from sapwood.backends.torch.fused.plain import NEW, ROOT_AT, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.plans import Plan, plan_of
 from sapwood.backends.torch.fused.topk import tile
 from sapwood.backends.torch.fused.tree import Parcel
 
 STEP = 64  # keys that a program looks at, at a time
+CANDIDATES = 128  # of a level below the first, at least: one kernel for trees of all depths
 SHARE = 512  # slots of the text for which one more program is worth it
 
 
@@ -106,10 +108,11 @@ def select(
 ) -> None:
     """Choose the best candidates of a level and make them rows of the head."""
     size, slots = len(reach), sees.shape[1]
+    candidates = size if seen is None else max(size, CANDIDATES)
     _select[len(x),](
         reach.view(torch.int64), tokens, states, or_other(seen, sees), opened, sees, layer.embedding, layer.token_norm,
         layer.state_norm, x, base, first, size, width, slots, before, layer.width, layer.eps, seen is not None,
-        layer.after, 32, tile(size), tile(slots), tile(layer.width), **options(),
+        layer.after, 32, tile(candidates), tile(slots), tile(layer.width), **options(),
     )  # fmt: skip
 
 

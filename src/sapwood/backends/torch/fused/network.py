@@ -6,13 +6,13 @@ replayed. The inputs of watched layers are written to buffers of their own by th
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.cache import Layout
+from sapwood.backends.torch.fused.answers import Answer, Desk, join
 from sapwood.backends.torch.fused.attention import WORD, attend
 from sapwood.backends.torch.fused.capture import Captured, Memory
 from sapwood.backends.torch.fused.facts import Facts, Moved
@@ -24,65 +24,13 @@ from sapwood.backends.torch.fused.pointwise import best_tokens, normalise, prepa
 from sapwood.backends.torch.fused.pool import Pool
 from sapwood.backends.torch.fused.qkv import Heads, project_heads
 from sapwood.backends.torch.fused.sayer import Sayer
-from sapwood.backends.torch.fused.stream import Margin, Scale, Stream
+from sapwood.backends.torch.fused.stream import Scale, Stream
 from sapwood.backends.torch.fused.tree import Rows as TreeRows
 from sapwood.backends.torch.llama import Layer, Llama
 from sapwood.backends.torch.network import Kept, Rows
 
 SLOTS = {"cuda": 4096, "cpu": 64}  # of a seat at first
-LOGITS = 128  # rows of logits at first
 OFTEN = 16  # passes over the trees of one place after which they are captured with all that goes before
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a pass leaves in buffers that the next pass overwrites."""
-
-    logits: Tensor | None  # [rows, vocab]
-    best: Tensor | None  # [rows]
-    states: Tensor | None  # [rows, width], what the output head reads, of passes without it
-    kept: Kept
-
-    def copy(self) -> "Answer":
-        """The same in memory of its own."""
-        logits, best, states = (
-            None if part is None else part.clone() for part in (self.logits, self.best, self.states)
-        )
-        return Answer(logits, best, states, {layer: states.clone() for layer, states in self.kept.items()})
-
-
-class Desk:
-    """Buffers of a pass."""
-
-    def __init__(self, model: Llama) -> None:
-        like, heads = model.embedding, model.heads * model.head_width
-        self.like, self.vocab, self.width = like, model.vocab, model.width
-        self.streams = like.new_zeros(2, MOST, model.width)  # inputs of layers, in turn
-        self.middle = like.new_zeros(MOST, model.width)
-        self.margins = [Margin.make(like, MOST, model.width) for _ in range(2)]  # of layers' inputs, and of the middle
-        self.queries = like.new_zeros(MOST, model.heads, model.head_width)
-        self.read = like.new_zeros(MOST, heads)
-        self.inner = like.new_zeros(MOST, model.inner)
-        self.final = like.new_zeros(MOST, model.width)
-        self.best = torch.zeros(MOST, dtype=torch.int64, device=like.device)
-        self.told = torch.zeros(MOST, dtype=torch.int64, pin_memory=like.is_cuda)  # the same on the host
-        self.heard: IntArray = self.told.numpy()
-        self.logits = like.new_zeros(LOGITS, model.vocab)
-        self.watched: dict[int, Tensor] = {}
-
-    def reserve(self, rows: int) -> bool:
-        """Room for so many rows of logits; True where it was not there."""
-        if rows <= len(self.logits):
-            return False
-        self.logits = self.like.new_zeros(MOST, self.vocab)
-        return True
-
-    def watch(self, layers: Collection[int]) -> bool:
-        """Buffers for the inputs of these layers; True where some are new."""
-        new = [layer for layer in layers if layer not in self.watched]
-        for layer in new:
-            self.watched[layer] = self.like.new_zeros(MOST, self.width)
-        return bool(new)
 
 
 class Fused:
@@ -98,12 +46,13 @@ class Fused:
         self.ahead = following(model)
         self.layout = Layout()
         self.pool = Pool(len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type])
-        self.desk, self.inbox = Desk(model), Inbox(len(self.windows), self.device)
+        self.desks = [Desk(model)]  # a second one takes the answers of passes that are queued behind another
+        self.desk, self.inbox = self.desks[0], Inbox(len(self.windows), self.device)
         self.facts = Facts(self.device)
-        self._passes: dict[tuple[Shape, int], Captured] = {}
+        self._passes: dict[tuple[Shape, int, int], Captured] = {}
         self._used: Counter[tuple[Shape, int]] = Counter()  # passes over trees of each place
         self.last: Captured | None = None  # the pass that ran last
-        self._sayer: Sayer | None = None
+        self.count = 0  # of passes
         self._room = Memory()
         self.angles, self._age = angles_of(model, self.pool.slots), self.pool.age  # made for this age of the pool
 
@@ -141,31 +90,59 @@ class Fused:
 
     def run_load(self, load: Load | Lone, watched: Collection[int], head: bool) -> Answer:
         """Run one pass."""
-        shape = load.shape(head, self.heads)
+        shape, self.desk = load.shape(head, self.heads), self.desks[0]
         self.ready(shape, watched)
         self.inbox.send(load, shape)
-        self.launch((shape, 0), lambda: self.step(shape))
-        return self.answer(len(load.tokens), watched, head)
+        self.launch((shape, 0, 0), lambda: self.step(shape))
+        return self.desk.answer(len(load.tokens), watched, head)
 
     def follow(
         self, tree: TreeRows, path: Tensor, nodes: int, first: int, length: int, moved: Moved, watched: Collection[int]
     ) -> Answer:
         """Run a tree that lies on the device, on a seat that begins at slot `first`; put the path before in place."""
-        shape = shape_of_one(nodes, length, -(-nodes // WORD), True, self.heads)
+        shape, self.desk = self._shape(nodes, length), self.desks[0]
         self.ready(shape, watched)
         self.facts.tell(first, length, nodes, moved)
-        name = shape, path.data_ptr()
-        self._used[name] += 1
-        if self._used[name] > OFTEN:
-            self.launch(name, lambda: self._arrive(shape, tree, path, self.step), known=True)
+        place, send = path.data_ptr(), self.facts.send
+        self._used[shape, place] += 1
+        if self._used[shape, place] > OFTEN:
+            self.launch((shape, place, 0), lambda: self._arrive(shape, tree, path, send, self.step), known=True)
         else:
-            self._arrive(shape, tree, path, lambda shape: self.launch((shape, 0), lambda: self.step(shape)))
+            self._arrive(
+                shape, tree, path, send, lambda shape: self.launch((shape, 0, 0), lambda: self.step(shape))
+            )  # fmt: skip
         self.facts.mark()
-        return self.answer(nodes, watched, head=True)
+        return self.desk.answer(nodes, watched, head=True)
 
-    def _arrive(self, shape: Shape, tree: TreeRows, path: Tensor, step: Callable[[Shape], None]) -> None:
-        """The pass over a tree on the device; nothing but its facts comes from the host."""
-        self.facts.send()
+    def often(self, nodes: int, length: int, path: Tensor) -> bool:
+        """True where passes like this one have become frequent, so that all they need is there."""
+        return self._used[self._shape(nodes, length), path.data_ptr()] > OFTEN and self._age == self.pool.age
+
+    def queue(self, tree: TreeRows, path: Tensor, nodes: int, length: int, tell: Callable[[], None]) -> int:
+        """Run a tree when it lies on the device, behind a text of at most so many tokens; the desk of its answer."""
+        if len(self.desks) == 1:
+            self.desks.append(self.desk.twin(self.model))
+        shape, before = self._shape(nodes, length), self.desk
+        desk = 1 - self.desks.index(before)
+        self.desk = self.desks[desk]
+        name = shape, path.data_ptr(), 1 + desk
+        self.launch(name, lambda: self._arrive(shape, tree, path, tell, self.step), known=True)
+        self.desk = before
+        return desk
+
+    def take_up(self, desk: int, rows: int, watched: Collection[int]) -> Answer:
+        """The answer of a pass that was queued."""
+        self.desk = self.desks[desk]
+        return self.desk.answer(rows, watched, head=True)
+
+    def _shape(self, nodes: int, length: int) -> Shape:
+        return shape_of_one(nodes, length, -(-nodes // WORD), True, self.heads)
+
+    def _arrive(
+        self, shape: Shape, tree: TreeRows, path: Tensor, tell: Callable[[], None], step: Callable[[Shape], None]
+    ) -> None:
+        """The pass over a tree on the device; nothing comes from the host but what `tell` brings."""
+        tell()
         self.pool.keep(path, self.facts.there)
         place(tree, self.facts.there, self.inbox, shape)
         step(shape)
@@ -173,8 +150,10 @@ class Fused:
     # ------------------------------------------------------------------------------------- passes
     def ready(self, shape: Shape, watched: Collection[int]) -> None:
         """Make room for a pass; what was captured for buffers that are gone is forgotten."""
-        moved = self.desk.watch(watched)
-        moved |= shape.head and self.desk.reserve(shape.rows)
+        moved = False
+        for desk in self.desks:
+            moved |= desk.watch(watched)
+            moved |= shape.head and desk.reserve(shape.rows)
         if self._age != self.pool.age:
             self.angles = angles_of(self.model, self.pool.slots)
             self._age, moved = self.pool.age, True
@@ -182,12 +161,12 @@ class Fused:
             self._passes.clear()
             self._used.clear()
 
-    def launch(self, name: tuple[Shape, int], body: Callable[[], None], *, known: bool = False) -> None:
-        """Run a pass of this shape, and of the trees of this place where it is not 0, as the body does it."""
+    def launch(self, name: tuple[Shape, int, int], body: Callable[[], None], *, known: bool = False) -> None:
+        """Run a pass of this shape; where they are not 0, of the trees of this place, and queued for this desk."""
         step = self._passes.get(name)
         if step is None:
             step = self._passes[name] = Captured(body, self.device, self._room, ready=known)
-        self.last = step
+        self.last, self.count = step, self.count + 1
         step()
 
     def told(self) -> IntArray:
@@ -199,17 +178,9 @@ class Fused:
     @property
     def sayer(self) -> Sayer:
         """Draws tokens from the logits of the last pass."""
-        if self._sayer is None or self._sayer.logits is not self.desk.logits:
-            self._sayer = Sayer(self.desk.logits)
-        return self._sayer
-
-    def answer(self, rows: int, watched: Collection[int], head: bool) -> Answer:
-        """Where the pass leaves what it found."""
-        desk = self.desk
-        kept = {layer: desk.watched[layer][:rows] for layer in sorted(watched)}
-        if head:
-            return Answer(desk.logits[:rows], desk.best[:rows], None, kept)
-        return Answer(None, None, desk.final[:rows], kept)
+        if self.desk.sayer is None:
+            self.desk.sayer = Sayer(self.desk.logits)
+        return self.desk.sayer
 
     def step(self, shape: Shape) -> None:
         """All kernels of a pass, over buffers that stay where they are."""
@@ -261,20 +232,3 @@ def angles_of(model: Llama, positions: int) -> Tensor:
     """Cosines and sines of the rotation by position, [positions, head width] float32."""
     places = torch.arange(positions, device=model.rates.device)[:, None] * model.rates
     return torch.cat((places.cos(), places.sin()), -1) * model.amplitude
-
-
-def join(answers: list[Answer]) -> Answer:
-    """Answers of several passes as one."""
-    if len(answers) == 1:
-        return answers[0]
-
-    def cat(parts: list[Tensor | None]) -> Tensor | None:
-        there = [part for part in parts if part is not None]
-        return torch.cat(there) if there else None
-
-    return Answer(
-        cat([answer.logits for answer in answers]),
-        cat([answer.best for answer in answers]),
-        cat([answer.states for answer in answers]),
-        {layer: torch.cat([answer.kept[layer] for answer in answers]) for layer in answers[0].kept},
-    )

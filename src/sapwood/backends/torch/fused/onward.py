@@ -1,4 +1,4 @@
-"""From a verdict to the next growth without the host, as a Triton kernel; `plain` says what it does."""
+"""From a verdict to the next growth, and to the pass over its tree, without the host; `plain` says what is done."""
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
 
@@ -7,8 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.fused.launch import options, wait
-from sapwood.backends.torch.fused.plain import LAST, NEW, ROOT_AT, ROOT_TOKEN
-from sapwood.backends.torch.fused.tree import Parcel
+from sapwood.backends.torch.fused.plain import HOME, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN
+from sapwood.backends.torch.fused.tree import LONGEST, Parcel
 
 
 @triton.jit
@@ -34,3 +34,27 @@ def onward(parcel: Parcel, facts: Tensor, tokens: Tensor) -> None:
         parcel.field("verdict"), parcel.rows.tokens, facts, tokens, NEW, LAST, ROOT_AT, ROOT_TOKEN, len(tokens),
         **options(warps=1),
     )  # fmt: skip
+
+
+@triton.jit
+def _proceed(
+    verdict, facts, told, home: tl.constexpr, root_at: tl.constexpr, nodes: tl.constexpr, most: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    wait()
+    count, each = tl.load(verdict), tl.arange(0, tile)
+    node = tl.load(verdict + 2 + each, each < most, 0)
+    stay = tl.min(tl.where((node != each) & (each < count), each, count), 0)
+    length = tl.load(facts + root_at)
+    tl.store(told, tl.load(facts + home))
+    tl.store(told + 1, length)
+    tl.store(told + 2, tl.load(facts + nodes) + 1)
+    tl.store(told + 3, length - count)
+    tl.store(told + 4, stay)
+    tl.store(told + 5, count)
+
+
+def proceed(parcel: Parcel, facts: Tensor, told: Tensor) -> None:
+    """Tell the pass over the tree that has grown what `Facts` would."""
+    tile = triton.next_power_of_2(LONGEST)
+    _proceed[1,](parcel.field("verdict"), facts, told, HOME, ROOT_AT, NODES, LONGEST, tile, **options(warps=1))

@@ -12,7 +12,7 @@ from sapwood.backends.torch.fused.stream import Stream
 from sapwood.backends.torch.fused.tree import ROWS, Parcel
 
 # places of the growth's facts, int64: what the host tells the device before each growth
-NEW, ROOT_AT, TEXT_ROWS, SEAT, NODES, LAST, ROOT_TOKEN = range(7)
+NEW, ROOT_AT, TEXT_ROWS, SEAT, NODES, LAST, ROOT_TOKEN, HOME = range(8)  # the last: a slot of the target's pool
 FACTS = 8  # the new text's tokens follow them
 
 
@@ -27,6 +27,16 @@ def onward(parcel: Parcel, facts: Tensor, tokens: Tensor) -> None:
     facts[LAST : LAST + 1] = new - 1
     facts[ROOT_AT : ROOT_AT + 1] += verdict[:1]
     facts[ROOT_TOKEN : ROOT_TOKEN + 1] = verdict[1:2]
+
+
+def proceed(parcel: Parcel, facts: Tensor, told: Tensor) -> None:
+    """Tell the pass over the tree that has grown what `Facts` would, from the facts of the growth and the verdict."""
+    verdict = parcel.field("verdict")
+    count, path = verdict[0], parcel.path
+    each = torch.arange(len(path), device=path.device)
+    stay = torch.where((path != each) & (each < count), each, count).min()
+    told[:3] = torch.stack((facts[HOME], facts[ROOT_AT], facts[NODES] + 1))
+    told[3:6] = torch.stack((facts[ROOT_AT] - count, stay, count))
 
 
 def project(

@@ -33,6 +33,12 @@ class FusedSession(TorchSession):
 
     _tree: Any = None  # one that was scored on the device and not looked at since
     _owed: Walked | None = None  # a kept path that is not in its place yet
+    queued: Any = None  # the pass over the next tree, where it is on its way already
+
+    @property
+    def closed(self) -> bool:
+        """True when it has no place in the pool any more."""
+        return self._slots is None
 
     @property
     def seat(self) -> Seat:
@@ -94,10 +100,15 @@ class FusedSession(TorchSession):
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         seat, tree = self.seat, self._tree
         self._tidy()
-        self._settle()
-        check_path(path, self._parents)
         rows = tree.path_rows(tuple(path)) if tree is not None else None
+        if rows is None:  # what the device has walked is a path
+            self._settle()
+            check_path(path, self._parents)
         stay = next((i for i, node in enumerate(path) if i != node), len(path))  # these lie in place already
+        if self.queued is not None:
+            if rows is None:
+                raise RuntimeError("a pass was queued behind a path that the device walked; commit that path")
+            stay = len(path)  # that pass puts it in place
         if rows is not None and stay < len(path):
             gather = partial(seat.gather, rows[stay:], self._length + stay, self._length)
             parcel, moved = tree.turn.parcel, Moved(self._length, stay, len(path))

@@ -63,10 +63,10 @@ def _pieces(logits, packed, peaks, sums, vocab, pieces, width: tl.constexpr, til
         pairs = tl.where(pairs == best, NONE, pairs)
 
 
-@triton.jit(do_not_specialize=["first", "pieces"])
+@triton.jit(do_not_specialize=["first", "pieces", "level"])
 def _children(
-    packed, peaks, sums, vocabulary, facts, table, edges, owners, tokens, parents, probs, reach, first, pieces,
-    known: tl.constexpr, root: tl.constexpr, width: tl.constexpr, level: tl.constexpr, ranks: tl.constexpr,
+    packed, peaks, sums, vocabulary, facts, table, edges, owners, tokens, parents, probs, reach, first, pieces, level,
+    known: tl.constexpr, root: tl.constexpr, width: tl.constexpr, ranks: tl.constexpr,
     bands: tl.constexpr, count: tl.constexpr, tile: tl.constexpr, tile_p: tl.constexpr, tile_w: tl.constexpr,
 ):  # fmt: skip
     wait()
@@ -132,7 +132,7 @@ def leaders(
     fields = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
     _children[rows,](
         packed, peaks, sums, layer.vocabulary, facts, table, edges_of(logits.device),
-        facts if owners is None else owners, *fields, first, pieces, ROOT_TOKEN, owners is None, width, band(depth),
+        facts if owners is None else owners, *fields, first, pieces, band(depth), ROOT_TOKEN, owners is None, width,
         RANKS, BANDS, len(EDGES), tile(pieces * width), tile(pieces), tile(width), **options(warps=1),
     )  # fmt: skip
 

@@ -102,8 +102,10 @@ class Parcel:
         self.claim: weakref.ref[Claim] | None = None  # of whoever relies on the thoughts
         self.owed: Owed | None = None  # what must still be done with the path
         self.sequel: Sequel | None = None  # what the device goes on with once it knows the verdict
+        self.runner: Any = None  # who ran its last tree, and may queue the pass over the next one
         self.arrival: Any = Event() if pinned else None  # of the words on the host
         self.judged = 0.0  # when the last verdict was there, by `time.perf_counter`
+        self.waited = 0.0  # seconds that the host had waited for it
 
     def field(self, name: str) -> Tensor:
         """One field on the device; probabilities as float64."""
@@ -138,9 +140,11 @@ class Parcel:
         sequel, self.sequel = self.sequel, None
         if sequel is not None and turn is not None and sequel.stamp == turn.stamp:
             sequel.work()
+        begun = time.perf_counter()
         if self.arrival is not None:
             self.arrival.synchronize()
         self.judged = time.perf_counter()
+        self.waited = self.judged - begun
         return self.there.copy()
 
 
@@ -190,6 +194,7 @@ class Round:
     words: IntArray | None = None  # on the host, once brought
     path: tuple[int, ...] = ()  # walked by the target's own tokens, once judged
     recalled: bool = False  # what the target thought of that path lies in the parcel
+    queued: Any = None  # the pass over its tree, where it was queued behind the growth
 
     @classmethod
     def begin(cls, parcel: Parcel, depth: int) -> "Round":
