@@ -80,6 +80,30 @@ def test_the_same_network_from_half_precision(tmp_path: Path, name: str, dtype: 
     assert same(saved(tmp_path / "model", name, dtype))
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["own-head", "tied"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tables_stay_in_the_file(tmp_path: Path, dtype: torch.dtype, tied: bool) -> None:
+    folder = saved(tmp_path / "model", "llama", dtype, tie_word_embeddings=tied)
+    backend, before = direct(folder), by_transformers(folder)
+    network: Any = backend.network
+    for table in (network.net.embedding, network.net.head):
+        assert table.dtype == dtype
+        assert str(folder) in mapping_of(table.data_ptr())
+    for ask in ("get_input_embeddings", "get_output_embeddings"):
+        ours, theirs = (getattr(found.model, ask)().weight for found in (backend, before))
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
+
+
+def mapping_of(place: int) -> str:
+    """The line of what the system says about this place in memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= place < int(end, 16):
+            return line
+    raise AssertionError(f"nothing lies at {place:x}")
+
+
 def test_the_same_network_from_several_files(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", "qwen3", shards="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 2

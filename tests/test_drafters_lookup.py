@@ -196,6 +196,17 @@ def test_suffix_puts_the_text_at_hand_first() -> None:
     assert list(answer(begin(part, [6, 8, 5, 9, 6], bound=True), 6)) == [8, 7]
 
 
+def test_a_seed_goes_on_along_the_first_as_long_as_that_is_likely() -> None:
+    drafter = begin(Suffix(), [1, 2, 3, 4, 5, 6, 9, 9, 1, 2, 7, 8, 1, 2, 3, 4])
+    tree = drafter.seed(4, 2, 3)
+    assert tree.tokens.tolist() == [4, 5, 6, 9]  # a match of four tokens, and what came after it
+    assert tree.depths.tolist() == [0, 1, 2, 3]
+    assert not tree.expanded.any()  # others may still be asked about all of it
+    drafter = begin(Suffix(), [1, 2, 3, 1, 2, 4, 9, 2])
+    assert drafter.seed(2, 3, 4).depths.tolist() == [0, 1, 1]  # two continuations, and neither is likely
+    assert begin(Suffix(), [1, 2, 3]).seed(3, 3, 4).tokens.tolist() == [3]
+
+
 def test_suffix_memory_is_bounded_and_forgets_the_oldest() -> None:
     memory = Memory(100)
     for start in range(0, 5000, 10):

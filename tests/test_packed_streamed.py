@@ -11,7 +11,7 @@ import torch
 from numba import njit
 
 from sapwood.backends.torch.model import TorchBackend
-from sapwood.backends.torch.packed import drafting, machine, pack, stream, team
+from sapwood.backends.torch.packed import drafting, linear, machine, pack, stream, team
 from sapwood.backends.torch.packed.eagle3 import PackedEagle3
 from sapwood.backends.torch.packed.linear import Fine, Linear, unpack
 from sapwood.backends.torch.packed.network import Packed
@@ -88,6 +88,30 @@ def test_products_have_the_bits_of_fbgemm(
     assert torch.equal(streamed(x), reference(x))
     torch.testing.assert_close(unpack(streamed.packed), unpack(reference.packed))
     assert torch.equal(streamed.rounded(8)(x), reference.rounded(8)(x))
+
+
+@pytest.mark.parametrize("height", [16, 32, 48, 112])
+def test_a_matrix_is_packed_in_strips(height: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(100, 33) * torch.rand(100, 1)
+    want = linear.pack(weight)
+    monkeypatch.setattr(linear, "STRIP", 33 * height)
+    seen: list[int] = []
+    monkeypatch.setattr(linear, "rounded", noting(linear.rounded, seen))
+    made = linear.pack(weight)
+    assert seen == [min(height, 100 - start) for start in range(0, 100, height)]
+    for part in ("bytes", "scales", "zeros"):
+        assert np.array_equal(getattr(made, part), getattr(want, part))
+
+
+def noting(function: Callable[[torch.Tensor], Any], seen: list[int]) -> Callable[[torch.Tensor], Any]:
+    """The function, which notes how many rows it is handed."""
+
+    def noted(rows: torch.Tensor) -> Any:
+        seen.append(len(rows))
+        return function(rows)
+
+    return noted
 
 
 def test_half_as_wide_instructions_make_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,8 @@ class Decoding:
 
     def judge(self, scores: Scores, joint: Joint | None = None) -> Outcome:
         """Verify the scored tree, keep what stands, and let every part learn from it; `joint` is a shared pass."""
-        self.learn()  # where that was put off; the device is at work, so it takes no time
-        overlaps = self.grown.pruned is not None and joint is None and self.patient
+        self.learn()  # where that was put off; others are at work, so it takes no time
+        overlaps = joint is None and self.patient and (self.grown.pruned is not None or beside(scores))
         if overlaps:
             self.coming = self.foresee()
         if joint is not None:
@@ -164,7 +164,7 @@ class Decoding:
         self.drafter.observe(outcome)
         self.clock.lap("draft")  # what a drafter spends on learning is part of its price, booked with the next round
         self.root, self.lesson = verdict.bonus, outcome
-        if not overlaps:  # where a device grows trees, the host learns while the next one is grown and checked
+        if not overlaps:  # where others grow or check trees, the host learns while they are at the next one
             self.learn()
             self.clock.lap("other")
         return outcome
@@ -198,6 +198,11 @@ class Decoding:
             for part in (self.controller, self.verifier, self.policy, self.drafter, self.session):
                 stack.callback(part.close)  # the last one first
             self.learn()
+
+
+def beside(scores: Scores) -> bool:
+    """True where the pass goes on while the host does something else, until it asks for scores."""
+    return getattr(scores, "beside", False)
 
 
 def join(part: Any, company: Company) -> None:

@@ -56,9 +56,9 @@ class Aided(Part):
     def grow(self, root: int, levels: Levels) -> Tree | None:
         """A whole tree: the prediction alone where that promises more, else the drafter's own, if it grows such trees.
 
-        Under a grammar trees are grown node by node.
+        Under a grammar trees are grown node by node, and so they are where the drafter has to look at them meanwhile.
         """
-        if self.guide_ is not None:
+        if self.guide_ is not None or getattr(self.drafter, "seeded", False):
             return None
         for aid in self.aids:
             if isinstance(aid, Prediction) and aid.follows:

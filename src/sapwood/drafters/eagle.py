@@ -115,9 +115,8 @@ class Eagle(Part):
         self.agreed_: Levels | None = None  # of the next tree, which a device can grow
         self.committed_ = len(request.prompt) - 1  # tokens the target has read: the position of the root
         count = min(self.window, self.committed_)
-        self.cache_: Any = (
-            self.grower.seat(count) if self.grower else Cache(self.net.config.shape, self.embedding, count)
-        )
+        seat = getattr(self.grower, "seat", None)  # where rows lie in one pool on a device
+        self.cache_: Any = Cache(self.net.config.shape, self.embedding, count) if seat is None else seat(count)
         self.rows_: dict[int, int] = {}  # node -> its row among those of the tree in flight; the root's is 0
         self.ups_: list[int] = []  # row -> row of its parent; the root's is its own
         # features of the text or a claim on them, and the tokens that follow each
@@ -142,22 +141,35 @@ class Eagle(Part):
         del self.cache_, self.unread_
 
     # -------------------------------------------------------------------------------- a whole tree
-    def grow(self, root: int, levels: Levels) -> Tree | None:
+    @property
+    def seeded(self) -> bool:
+        """True where a whole tree may begin with what others have proposed."""
+        return hasattr(self.grower, "begin")
+
+    def grow(self, root: int, levels: Levels, seed: Tree | None = None) -> Tree | None:
         """The tree of these levels without questions in between; None where the head must be asked step by step."""
         if not self.unread_ or (levels is not self.agreed_ and not self._grows(levels)):
             return None
-        features, tokens = self._unread()
-        spare = max(len(tokens) - self.grower.text, 0)
-        if spare:
-            features = tensor(features)
-            self._read_text(features[:spare], tokens[:spare], self.committed_ - len(tokens))
-            features, tokens = features[spare:], tokens[spare:]
-        tree: Tree = self.grower.grow(self.cache_, features, tokens, self.committed_, levels, self.source)
+        if self.seeded:
+            growth = self.grower.begin(root, levels, seed, self.source)
+            if growth.goes_on:
+                growth.run(self.cache_, *self._news(), self.committed_)
+            tree: Tree = growth.tree()
+        else:
+            tree = self.grower.grow(self.cache_, *self._news(), self.committed_, levels, self.source)
         return tree
+
+    def _news(self) -> tuple[Any, list[int]]:
+        """What is unread, less the beginning of a text that is too long for a growth: that is read now."""
+        features, tokens = self._unread()
+        if spare := max(len(tokens) - self.grower.text, 0):
+            early, features = tensor(features).tensor_split([spare])
+            self._read_text(early, tokens[:spare], self.committed_ - len(tokens))
+        return features, tokens[spare:]
 
     def foresee(self, levels: Levels) -> float:
         """Have a device grow the next tree as soon as it knows the verdict; the seconds that it goes on, or none."""
-        if self.unread_ or not self._grows(levels):
+        if self.seeded or self.unread_ or not self._grows(levels):
             return 0.0
         self.agreed_ = levels
         seconds: float = self.grower.foresee(self.cache_, self.committed_, levels, self.source)
@@ -165,9 +177,8 @@ class Eagle(Part):
 
     def _grows(self, levels: Levels) -> bool:
         """True where a device can grow trees of these levels for this request."""
-        chosen = kind(self.draws, self.sampler_) is Draw.TOPK and not self.sampler_.sampling.touches_logits
-        able = self.grower is not None and self.correct_ is None and chosen
-        return able and self.grower.form(levels) is not None
+        able = self.grower is not None and self.correct_ is None and not self.sampler_.sampling.touches_logits
+        return able and kind(self.draws, self.sampler_) is Draw.TOPK and self.grower.form(levels) is not None
 
     def _unread(self) -> tuple[Any, list[int]]:
         """Features of the text that is new, or a claim on them, and the token after each; from now on it is read."""

@@ -46,10 +46,15 @@ class Found(Part):
             self.drafter_.source = self.source
             self.drafter_.reset(request)
 
-    def grow(self, root: int, levels: Levels) -> Tree | None:
+    @property
+    def seeded(self) -> bool:
+        """True where its whole trees may begin with what others have proposed."""
+        return bool(getattr(self.drafter_, "seeded", False))
+
+    def grow(self, root: int, levels: Levels, seed: Tree | None = None) -> Tree | None:
         """A whole tree, where it can grow one."""
         ask = getattr(self.drafter_, "grow", None)
-        return None if ask is None else ask(root, levels)
+        return None if ask is None else ask(root, levels) if seed is None else ask(root, levels, seed)
 
     def foresee(self, levels: Levels) -> float:
         """The next tree, where it can begin before the verdict is known here."""

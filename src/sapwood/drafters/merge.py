@@ -107,19 +107,30 @@ class Merge(Part):
         self._catch_up()
         super().close()
 
+    @property
+    def seeded(self) -> bool:
+        """True where a whole tree begins with what others have proposed."""
+        return any(getattr(drafter, "seeded", False) for drafter in self.drafters)
+
     def grow(self, root: int, levels: Levels) -> Tree | None:
         """A whole tree of the first drafter that can grow one; None where none can.
 
-        A text that is known by heart is recited instead: that needs no drafting.
+        A text that is known by heart is recited instead, unless the tree begins with it: that needs no drafting.
         """
-        if (recited := self._recite(root, levels)) is not None:
+        if not self.seeded and (recited := self._recite(root, levels)) is not None:
             return recited
         for drafter in self.drafters:
             ask: Any = getattr(drafter, "grow", None)
-            tree: Tree | None = None if ask is None else ask(root, levels)
+            seed = self._seed(root, levels) if getattr(drafter, "seeded", False) else None
+            tree: Tree | None = None if ask is None else ask(root, levels) if seed is None else ask(root, levels, seed)
             if tree is not None:
                 return tree
         return None
+
+    def _seed(self, root: int, levels: Levels) -> Tree | None:
+        """What a drafter knows from the text alone, for another to go on from."""
+        seeds = (getattr(drafter, "seed", None) for drafter in self.drafters)
+        return next((seed(root, levels.width, levels.longest) for seed in seeds if seed is not None), None)
 
     def foresee(self, levels: Levels) -> float:
         """Have the drafter that grows whole trees begin the next one, unless what comes may be known by heart."""

@@ -41,12 +41,16 @@ class Cache:
         self.outputs = like.new_empty(CAPACITY, shape.width)  # of the tree's rows, the root's first
 
     def write(self, key: "Tensor", value: "Tensor", start: int) -> None:
-        """Put rows at slot `start`; the slots double where they do not suffice."""
+        """Put rows at slot `start`."""
         stop = start + key.shape[2]
-        if stop > self.keys.shape[2]:
-            self.keys, self.values = doubled(self.keys, stop), doubled(self.values, stop)
+        self.reserve(stop)
         self.keys[:, :, start:stop] = key
         self.values[:, :, start:stop] = value
+
+    def reserve(self, slots: int) -> None:
+        """Have room for so many rows; the slots double where they do not suffice."""
+        if slots > self.keys.shape[2]:
+            self.keys, self.values = doubled(self.keys, slots), doubled(self.values, slots)
 
     def close(self) -> None:
         """Free the rows."""

@@ -97,6 +97,16 @@ class Suffix(Part):
             tip = tree.add(tip, token, probs[token], source=self.source)
         return tree
 
+    def seed(self, root: int, width: int, longest: int) -> Tree:
+        """The likeliest continuations of the text, and what follows the first of them for as long as that is likely."""
+        tree, tip, likely = Tree(root), ROOT, True
+        while likely and tree.depths[tip] < longest:
+            probs = self._spread(self._match_of(tree, tip))
+            best = sorted(probs, key=probs.__getitem__, reverse=True)[:width]
+            tip = tree.extend(tip, best, [probs[token] for token in best], source=self.source)[0] if best else tip
+            likely = bool(best) and probs[best[0]] >= LIKELY
+        return tree
+
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add the likeliest continuations of each node's context."""
         for node, width in frontier:

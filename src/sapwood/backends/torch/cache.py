@@ -5,7 +5,7 @@ length + i. Keeping a path moves its nodes to the front of the tail. All layers 
 one buffer, so that a move is a single gather.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ import torch
 from sapwood.arrays import IntArray
 
 SPARE = 256  # slots a new session has beyond its first text
+
+
+def settled() -> None:
+    """Nothing is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Slots:
 
     writer: Any = None  # who wrote the tree in flight last, where several may
     seated = False  # True where the places lie as fused passes want them
+    settle: Callable[[], None] = staticmethod(settled)  # waits for the pass that writes here, if it is still running
 
     def __init__(self, layout: Layout, used: int) -> None:
         self.layout, self.size = layout, used + SPARE
@@ -104,10 +109,13 @@ class Slots:
     @torch.inference_mode()
     def move(self, places: Sequence[int], start: int) -> None:
         """Copy these places to `start`, `start` + 1, ...; reads before it writes."""
-        source = torch.from_numpy(self.places(places))
-        target = self.where(range(start, start + len(places)))
+        source, target = self.places(places), self.where(range(start, start + len(places)))
         for buffer in self.buffers:
-            buffer[:, :, target] = buffer.index_select(2, source.to(buffer.device))
+            if buffer.device.type == "cpu":  # torch would wake its threads, which spin on into the next pass
+                array = buffer.view(torch.uint8).numpy()
+                array[:, :, target] = array.take(source, 2)
+            else:
+                buffer[:, :, target] = buffer.index_select(2, torch.from_numpy(source).to(buffer.device))
 
     @torch.inference_mode()
     def take(self, other: "Slots", start: int, stop: int, place: int) -> None:

@@ -40,11 +40,9 @@ def open_packed(folder: Path, name: str, load: Callable[[], Any]) -> TorchBacken
     net, most = frame(config, weights), torch.get_num_threads()
     with warnings.catch_warnings(), threads(1):  # hundreds of short steps: on busy cores they would wait for each other
         warnings.simplefilter("ignore")
-        network = Packed(net, evened(net, config, weights, most))
-    embedding, head = Table(lambda: net.embedding), Table(lambda: weights.copy(HEAD))
-    if not config.tie_word_embeddings:
-        net.head.data = torch.empty(0, net.width)  # it is packed; few ask for it in float32, and it can be read again
+        network = Packed(net, evened(net, config, weights, most), weights.strips(head_name(config)))
     give_back()
+    embedding, head = (Table(matrix.float) for matrix in (net.embedding, net.head))  # few ask for all of them
     model = OnDisk(config, embedding, embedding if config.tie_word_embeddings else head, load)
     return TorchBackend(model, name, network)
 
@@ -66,6 +64,11 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     for index in range(config.num_hidden_layers):
         found |= {prefix(index) + name: shape for name, shape in layer_shapes(config).items()}
     return found
+
+
+def head_name(config: Config) -> str:
+    """What the output head is called: where it is the embedding, it is there once."""
+    return EMBEDDING if config.tie_word_embeddings else HEAD
 
 
 def prefix(index: int) -> str:
@@ -97,8 +100,8 @@ def layer_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 # ----------------------------------------------------------------------------------------- the description
 def frame(config: Config, weights: Weights) -> Llama:
-    """The description without its layers."""
-    embedding = weights.copy(EMBEDDING)
+    """The description without its layers; its tables are views of the files."""
+    embedding = weights.view(EMBEDDING)
     return Llama(
         width=config.hidden_size,
         heads=config.num_attention_heads,
@@ -113,7 +116,7 @@ def frame(config: Config, weights: Weights) -> Llama:
         embedding=embedding,
         layers=(),
         norm=weights.copy(NORM),
-        head=embedding if config.tie_word_embeddings else weights.read([HEAD])[HEAD],
+        head=embedding if config.tie_word_embeddings else weights.view(HEAD),
     )
 
 

@@ -23,7 +23,7 @@ class Listener:
         angles = torch.arange(TOKENS)[None, :, None].float() * net.rates
         angles = torch.cat((angles, angles), dim=-1)
         self.net, self.turns = net, ((angles.cos() * net.amplitude)[:, None], (angles.sin() * net.amplitude)[:, None])
-        self.states = F.embedding(tokens, net.embedding)  # [1, tokens, width]
+        self.states = F.embedding(tokens, net.embedding).float()  # [1, tokens, width]
 
     @torch.inference_mode()
     def hear(self, layer: Layer) -> Tensor:

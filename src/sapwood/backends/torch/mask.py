@@ -47,15 +47,13 @@ class Block:
 
 def ancestors(block: Block) -> BoolArray:
     """True where the column lies on the row's path, itself included, [rows, nodes]."""
-    nodes = np.arange(block.since, len(block.parents))
-    up = np.maximum(block.parents, 0)
-    mask = np.zeros((block.rows, len(block.parents)), bool)
-    rows = np.arange(block.rows)
-    mask[rows, nodes] = True
-    for _ in range(int(block.depths[block.since :].max())):
-        nodes = up[nodes]
-        mask[rows, nodes] = True
-    return mask
+    nodes, seen = len(block.parents), [0]  # the bits of a path are its nodes; the root's parent, -1, has none
+    for node, parent in enumerate(block.parents.tolist()):
+        seen.append(seen[parent + 1] | 1 << node)
+    width = -(-nodes // 8)  # bytes
+    packed = b"".join([path.to_bytes(width, "little") for path in seen[block.since + 1 :]])
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+    return bits.reshape(-1, 8 * width)[:, :nodes].view(bool)
 
 
 def tail(block: Block, window: int) -> BoolArray:

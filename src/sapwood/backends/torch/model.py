@@ -6,12 +6,13 @@ is asked about them are the same for all.
 
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from sapwood.backends.torch.network import Divisible, Mixing, Network, Rows
+from sapwood.backends.torch.network import Divisible, Mixing, Network, Rows, joined
 from sapwood.backends.torch.pool import Pool, reserve_all
 from sapwood.backends.torch.scores import TorchScores
 from sapwood.backends.torch.session import Entered, Reading, TorchSession
@@ -117,10 +118,11 @@ class TorchBackend:
             self._check_room(session.length + job.tree.height + 1)
         for session, chunk in zip(texts, chunks, strict=True):
             self._check_room(session.length + len(chunk.tokens))
-        reserve_all(
-            [session.place(len(job.tree), job.since) for session, job in zip(trees, work, strict=True)]
-            + [session.place(len(chunk.tokens)) for session, chunk in zip(texts, chunks, strict=True)]
-        )
+        if chunks or len(work) > 1:  # a tree alone has its places reserved when it begins
+            reserve_all(
+                [session.place(len(job.tree), job.since) for session, job in zip(trees, work, strict=True)]
+                + [session.place(len(chunk.tokens)) for session, chunk in zip(texts, chunks, strict=True)]
+            )
 
     def _read(self, chunk: Chunk) -> None:
         """Commit a piece of a prompt by a pass of its own."""
@@ -138,20 +140,20 @@ class TorchBackend:
         begun += [session.extend(len(chunk.tokens)) for session, chunk in zip(texts, chunks, strict=True)]
         tokens = [job.tree.tokens[job.since :] for job in work]
         tokens += [np.asarray(chunk.tokens, np.int64) for chunk in chunks]
-        rows = Rows(np.concatenate(tokens), [block for block, _ in begun], [span for _, span in begun])
+        rows = Rows(joined(tokens), [block for block, _ in begun], [span for _, span in begun])
         spoken = sum(block.rows for block in rows.blocks[: len(work)])
         if self._mixing is not None:
             logits, hidden = self._mixing.mix(rows, self._kept(chunks), spoken)
         else:
             logits, hidden = self.network.score(rows, self._kept())
-        ends = np.cumsum([block.rows for block in rows.blocks]).tolist()
-        spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        states = [{layer: found[span] for layer, found in hidden.items()} for span in spans]
+        spans, settle = spans_of(rows), rows.spans[0].slots.settle
+        states = [hidden] if len(spans) == 1 else [{n: found[span] for n, found in hidden.items()} for span in spans]
         for session, job, own in zip(trees, work, states, strict=False):
             session.scored(job.tree, own)
         for session, chunk, own in zip(texts, chunks, states[len(work) :], strict=True):
             session.learn(chunk.tokens, own, self.network.speak)
-        return [TorchScores(logits[span], own) for span, own, _ in zip(spans, states, work, strict=False)]
+        mine = zip(spans, states, work, strict=False)
+        return [TorchScores(logits[span], own, settle=settle) for span, own, _ in mine]
 
     def _kept(self, chunks: Sequence[Chunk] = ()) -> set[int]:
         """Layers whose inputs a pass keeps: what the head reads too where the text may be asked about later."""
@@ -226,7 +228,8 @@ class TorchBackend:
     def grower(self, head: Any, embedding: torch.Tensor) -> Any:
         """What grows whole trees of an EAGLE-3 head without the host in between; None where that gains nothing."""
         if self.device.type != "cuda" or find_spec("triton") is None:
-            return None
+            own = getattr(head, "grower", None)  # of a packed head
+            return None if own is None else own(embedding)
         from sapwood.backends.torch.fused.grow import Grower
 
         return Grower(head, embedding)
@@ -252,6 +255,12 @@ def stock(model: Any) -> Network:
     from sapwood.backends.torch.stock import Stock
 
     return Stock(whole(model))
+
+
+def spans_of(rows: Rows) -> list[slice]:
+    """Where each session's rows of a pass are."""
+    ends = list(accumulate(block.rows for block in rows.blocks))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def check_apart(sessions: Sequence[TorchSession]) -> None:

@@ -14,6 +14,11 @@ from sapwood.backends.torch.mask import Block
 Kept = dict[int, Tensor]  # layer -> its input, [rows, width]
 
 
+def joined(parts: Sequence[Any]) -> Any:
+    """Arrays one after the other; most passes have one of each."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a pass, session by session."""
@@ -25,7 +30,8 @@ class Rows:
     @property
     def positions(self) -> IntArray:
         """Place of each row in its text."""
-        return np.concatenate([block.positions for block in self.blocks])
+        found: IntArray = joined([block.positions for block in self.blocks])
+        return found
 
 
 class Network(Protocol):
@@ -55,7 +61,10 @@ class Mixing(Network, Protocol):
     """A network whose rows cost the same in any company, so that pieces of prompts may join trees."""
 
     def mix(self, rows: Rows, watched: Collection[int], spoken: int) -> tuple[Tensor, Kept]:
-        """Run a pass; logits of the first rows, [spoken, vocab], and the inputs of watched layers."""
+        """Run a pass; logits of the first rows, [spoken, vocab], and the inputs of watched layers.
+
+        A pass over one session's tree may go on beside the host: its slots' `settle` waits for it.
+        """
 
 
 @runtime_checkable

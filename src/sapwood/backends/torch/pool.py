@@ -6,7 +6,7 @@ it had a buffer of its own. Where blocks outlive their sessions, what drafters r
 states, lies beside its keys and values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sapwood.arrays import IntArray
-from sapwood.backends.torch.cache import Layout, Slots
+from sapwood.backends.torch.cache import Layout, Slots, settled
 from sapwood.blocks import Blocks
 from sapwood.errors import SapwoodError
 from sapwood.tables import Table, reserve
@@ -27,6 +27,7 @@ class Pool:
 
     def __init__(self, layout: Layout) -> None:
         self.layout, self.memory = layout, Blocks(follow=self._follow)
+        self.settle: Callable[[], None] = settled  # see `Slots`
         self.buffers = self._empty(0)
         self.states: dict[int, Tensor] = {}  # layer -> its input, [slots, width], where blocks outlive sessions
 
@@ -40,6 +41,7 @@ class Pool:
     @torch.inference_mode()
     def _follow(self, blocks: int) -> None:
         """Have slots for so many blocks."""
+        self.settle()
         slots = blocks * self.memory.block
         try:
             buffers = self._empty(slots)
@@ -109,6 +111,16 @@ class Paged(Slots):
         return self.pool.buffers
 
     @property
+    def settle(self) -> Callable[[], None]:
+        """Waits for the pass that writes to the pool, whosever slots they are."""
+        return self.pool.settle
+
+    @settle.setter
+    def settle(self, settle: Callable[[], None]) -> None:
+        """Have everybody wait for this pass."""
+        self.pool.settle = settle
+
+    @property
     def keeps(self) -> bool:  # type: ignore[override]
         """True where blocks outlive sessions."""
         return self.table.tokens is not None
@@ -130,9 +142,11 @@ class Paged(Slots):
 
     def places(self, places: Sequence[int] | range) -> IntArray:
         """Slots of these places of the text, [places]."""
-        size = self.table.blocks.block
-        block, rest = np.divmod(np.asarray(places, np.int64), size)
-        found: IntArray = self._look()[block] * size + rest
+        size, blocks, wanted = self.table.blocks.block, self._look(), np.asarray(places, np.int64)
+        if len(self._runs) == 1:
+            return wanted + self._runs[0][0]
+        block, rest = np.divmod(wanted, size)
+        found: IntArray = blocks[block] * size + rest
         return found
 
     def copy(self, used: int) -> "Paged":

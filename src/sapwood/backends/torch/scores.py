@@ -1,4 +1,4 @@
-"""The model's answer for each row of a pass; it stays on the device until asked for."""
+"""The model's answer for each row of a pass; it stays on the device until asked for, and may still be under way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from sapwood.arrays import FloatArray, IntArray
+from sapwood.backends.torch.cache import settled
 from sapwood.tree import ROOT, Tree
 
 
@@ -20,15 +21,23 @@ class TorchScores:
         hidden: Mapping[int, torch.Tensor] | None = None,
         *,
         static: bool = False,  # the logits lie where those of the next pass will: steps that read them may be captured
+        settle: Callable[[], None] = settled,  # waits for the pass, where it runs beside the host
     ) -> None:
+        self._settle = settle
         self._given = logits  # [n, vocab], or how to compute them
         self._hidden = hidden or {}  # layer -> [n, width]
         self._best: IntArray | None = None
         self._static = static
         self._walked: Any = None  # a tree on the device whose path was walked there
 
+    @property
+    def beside(self) -> bool:
+        """True where the pass runs beside the host."""
+        return self._settle is not settled
+
     @cached_property
     def _logits(self) -> torch.Tensor:
+        self._settle()
         return self._given if isinstance(self._given, torch.Tensor) else self._given()
 
     def after(self, row: int) -> "TorchScores":
@@ -81,9 +90,10 @@ class TorchScores:
             return None
         rows, path = self._logits.numpy(), [ROOT]
         said = int(rows[ROOT].argmax())
-        while (child := tree.child(path[-1], said)) is not None:
-            path.append(child)
-            said = int(rows[child].argmax())
+        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+            if token == said and parent == path[-1]:  # children come after their parents
+                path.append(node)
+                said = int(rows[node].argmax())
         return tuple(path), said
 
     def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
@@ -91,6 +101,7 @@ class TorchScores:
         missing = [layer for layer in layers if layer not in self._hidden]
         if missing:
             raise ValueError(f"the inputs of layers {missing} were not kept; call backend.watch({list(layers)}) first")
+        self._settle()
         first = rows[0] if len(rows) else 0
         if first >= 0 and list(rows) == list(range(first, first + len(rows))):
             return torch.cat([self._hidden[layer][first : first + len(rows)] for layer in layers], -1)

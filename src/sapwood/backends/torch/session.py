@@ -83,11 +83,18 @@ class TorchSession:
         return self._length
 
     @property
-    def slots(self) -> Slots:
-        """The session's memory."""
+    def _memory(self) -> Slots:
+        """The session's memory, to which a pass may still be writing."""
         self._check_open()
         assert self._slots is not None
         return self._slots
+
+    @property
+    def slots(self) -> Slots:
+        """The session's memory, to which no pass is writing."""
+        memory = self._memory
+        memory.settle()
+        return memory
 
     def _check_open(self) -> None:
         if self._slots is None:
@@ -128,8 +135,10 @@ class TorchSession:
     def scored(self, tree: Tree, states: Kept) -> None:
         """Remember which nodes the tail holds, and the states of those that were run, [rows, width] by layer."""
         self._tokens, self._parents = tree.tokens.copy(), tree.parents.copy()
-        if self.slots.keeps:
+        if self._memory.keeps:
             before = self._states
+            if before:
+                self._memory.settle()
             self._states = {n: torch.cat((before[n], new)) if n in before else new for n, new in states.items()}
 
     def commit(self, path: Sequence[int]) -> None:
@@ -184,5 +193,5 @@ class TorchSession:
     def close(self) -> None:
         """Free the memory; the session cannot be used again."""
         if self._slots is not None:
-            self._slots.release()
+            self.slots.release()
         self._slots = None

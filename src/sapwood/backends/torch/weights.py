@@ -1,7 +1,7 @@
 """The tensors of a folder by name, read a few at a time.
 
 Files are mapped, not read whole, and only for as long as what was asked for is in use: pages of a mapped
-file count as memory of the process once they are touched.
+file count as memory of the process once they are touched. A tensor of which few rows are ever read stays mapped.
 """
 
 import json
@@ -61,8 +61,31 @@ class Weights:
         """One tensor in float32, in memory of its own."""
         return self.read([name])[name].clone()
 
+    def view(self, name: str) -> Tensor:
+        """One tensor in the file's own numbers; what is not looked at takes no memory."""
+        with safe_open(self._file(name), "pt") as opened:
+            found: Tensor = opened.get_tensor(name).data
+        return found
+
+    def strips(self, name: str) -> "Strips":
+        """One matrix, to be read some rows at a time."""
+        return Strips(name, self.entries[name])
+
     def _file(self, name: str) -> Path:
         return self.entries[name].file
+
+
+class Strips:
+    """A matrix in a file that is mapped anew for every few rows, so that no more than those are in memory."""
+
+    def __init__(self, name: str, entry: Entry) -> None:
+        self.name, self.file, self.shape = name, entry.file, entry.shape
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Some of the rows, in the file's own numbers."""
+        with safe_open(self.file, "pt") as opened:
+            found: Tensor = opened.get_slice(self.name)[rows].data
+        return found
 
 
 def find_weights(folder: Path) -> Weights | None:

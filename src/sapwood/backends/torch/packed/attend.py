@@ -2,19 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from sapwood.backends.torch.packed.attention import gather_run, multiply_run, normed
+from sapwood.backends.torch.packed.gathering import gather_1, gather_2, gather_3, gather_4
 from sapwood.backends.torch.packed.kernels import EXACT, FAR, UNIT, VALUE_LEVELS, F, compiled, inlined
 from sapwood.backends.torch.packed.machine import floats_at, shorts_at
 from sapwood.backends.torch.packed.plan import COUNT, FIRST, LENGTH, PLANES, RUN, RUNS, SEEN, SINCE, SIZES, SLOTS
 from sapwood.backends.torch.packed.reading import (
+    FOUND,
+    SHORT,
     STRIP,
     decay,
-    gather_1,
-    gather_2,
-    gather_3,
-    gather_4,
     measure,
     measure_seen,
     portion,
@@ -102,24 +102,47 @@ def look(row: int, step: Any, sizes: Any, runs: Any, keys: int, length: int, fir
 
 @compiled
 def weigh(row: Any, step: Any, sizes: Any, runs: Any, length: int, first: int, seen: Any, marks: Any) -> Any:
-    """As `attention.weigh_row`: from products [keys] to weights; what turns their sums into the row's result."""
+    """As `attention.weigh_row`: from products [keys] to terms that marks[1] makes weights of, for `divide`.
+
+    Returns what turns the sums of weighted values into the row's result.
+    """
     keys, start = row.shape[0], row.ctypes.data
     for j in range(min(first, length)):
         row[j] = FAR
     look(start, step, sizes, runs, keys, length, first, seen.ctypes.data, marks)
     total = decay(start, keys, marks[0])
     if marks[1] == F(0.0):
-        for j in range(keys):
-            row[j] = F(0.0)
         return F(0.0)
     mass = F(total) / F(UNIT)
     part = F(EXACT // VALUE_LEVELS - 1 - int(marks[2])) / (mass * marks[1])  # so that all weights add up exactly
+    marks[1] = part
+    return F(1.0) / (part * mass)
+
+
+@compiled
+def divide(row: Any, sizes: Any, runs: Any, part: Any, values: Any, shares: Any, sums: Any) -> None:
+    """Shares [keys] <- the weights of a row; what does not fit in them goes into its sums, [strips, width] in all."""
+    keys, start, there = row.shape[0], row.ctypes.data, shares.ctypes.data
     at = 0
     for run in range(runs.shape[0]):
-        stop = min(at + runs[run, 1], keys)
-        portion(start + 4 * at, stop - at, sizes[1].ctypes.data + 4 * runs[run, 0], part)
+        first, stop = runs[run, 0], min(at + runs[run, 1], keys)
+        found = portion(start + 4 * at, stop - at, sizes[1].ctypes.data + 4 * first, part, there + 2 * at)
+        if found:
+            spill(row[at:stop], sizes[1, first:], part, values[first:], found, sums)
         at = stop
-    return F(1.0) / (part * mass)
+
+
+@compiled
+def spill(row: Any, sizes: Any, part: Any, values: Any, found: int, sums: Any) -> None:
+    """Add values times what their weights have more than a share; `found` is what `portion` says of them."""
+    many, last = found // FOUND, found % FOUND
+    strips, width = sums.shape
+    for j in range(last if many == 1 else 0, last + 1):
+        more = np.rint(row[j] * (sizes[j, 0] * part)) - F(SHORT)
+        if more > F(0.0):
+            for strip in range(strips):
+                for i in range(width):
+                    sums[strip, i] += more * F(values[j, strip * width + i])
 
 
 @compiled
@@ -141,11 +164,11 @@ def multiply(queries: Any, keys: Any, runs: Any, products: Any, count: int) -> N
 
 
 @compiled
-def gather_group(weights: int, apart: int, values: int, size: int, count: int, out: int, group: int) -> None:
-    """Sums of values for all heads that share them; all by address."""
+def gather_group(shares: int, apart: int, values: int, size: int, count: int, out: int, group: int) -> None:
+    """Sums of values for all heads that read them; all by address."""
     done = 0
     while done < group:
-        here, there, left = weights + 4 * apart * done, out + 4 * STRIP * done, group - done
+        here, there, left = shares + 2 * apart * done, out + 4 * STRIP * done, group - done
         if left >= 4:
             gather_4(here, apart, values, size, count, there)
         elif left == 3:
@@ -158,21 +181,20 @@ def gather_group(weights: int, apart: int, values: int, size: int, count: int, o
 
 
 @compiled
-def gather(weights: Any, values: Any, runs: Any, sums: Any, count: int) -> None:
-    """Weights [group, keys] times the first `count` values of a text: sums [strips, group, numbers of a strip]."""
+def gather(shares: Any, values: Any, runs: Any, sums: Any, count: int) -> None:
+    """Add shares [group, keys] times the first `count` values of a text: sums [strips, group, numbers of a strip]."""
     strips, group, width = sums.shape
-    size, apart = 2 * values.shape[1], weights.shape[1]
-    sums[:] = F(0.0)
+    size, apart = 2 * values.shape[1], shares.shape[1]
     at = 0
     for run in range(runs.shape[0]):
         first, here = runs[run, 0], min(runs[run, 1], count - at)
         for strip in range(strips):
             if width == STRIP:
                 start = values.ctypes.data + size * first + 2 * STRIP * strip
-                gather_group(weights.ctypes.data + 4 * at, apart, start, size, here, sums[strip].ctypes.data, group)
+                gather_group(shares.ctypes.data + 2 * at, apart, start, size, here, sums[strip].ctypes.data, group)
             else:
                 for g in range(group):
-                    gather_run(weights[g, at : at + here], values[first : first + here], sums[strip, g])
+                    gather_run(shares[g, at : at + here], values[first : first + here], sums[strip, g])
         at += here
 
 
@@ -184,13 +206,15 @@ def read_group(net: Any, crowd: Any, work: Any, held: Any, piece: Any, layer: in
     sight, place = net.sights[layer], r - piece[FIRST]
     nodes, most = piece[SINCE] + place + 1, piece[SINCE] + piece[COUNT]  # those that it may see come before it
     keys, runs = piece[LENGTH] + nodes, crowd.runs[piece[RUN] : piece[RUN] + piece[RUNS]]
-    weights, marks, sums = work.weights[worker], work.marks[worker], work.sums[worker]
+    weights, shares, sums, marks = work.weights[worker], work.shares[worker], work.sums[worker], work.marks[worker]
     multiply(work.queries[r, k * group : (k + 1) * group], planes[0, k], runs, weights, keys)
     seen = crowd.seen[sight, piece[SEEN] + place * most : piece[SEEN] + place * most + nodes]
+    sums[:] = F(0.0)
     for g in range(group):
         step, first = work.steps[r, k * group + g], crowd.oldest[sight, r]
         marks[3 + g] = weigh(weights[g, :keys], step, sizes[:, k], runs, piece[LENGTH], first, seen, marks)
-    gather(weights, planes[1, k], runs, sums, keys)
+        divide(weights[g, :keys], sizes[:, k], runs, marks[1], planes[1, k], shares[g], sums[:, g])
+    gather(shares, planes[1, k], runs, sums, keys)
     strips, _, width = sums.shape
     for g in range(group):
         for strip in range(strips):

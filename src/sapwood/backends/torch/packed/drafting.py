@@ -25,6 +25,8 @@ from sapwood.backends.torch.packed.stream import multiply, put
 from sapwood.backends.torch.packed.team import DESK, finish, share, take, wait
 from sapwood.backends.torch.packed.vectors import summit, turn
 
+STRETCH = 256  # logits whose largest is looked at before each of them
+
 
 @compiled
 def layer_of(place: Any, rows: Any, scales: Any) -> Any:
@@ -99,46 +101,59 @@ def gather(weights: int, apart: int, values: int, size: int, count: int, out: in
 
 
 @compiled
-def soften(row: Any, scale: Any, mask: Any, r: int) -> Any:
-    """Products [keys] to weights; one over their sum."""
-    for j in range(row.shape[0]):
+def soften(row: Any, scale: Any, seen: Any) -> Any:
+    """Products [keys] to weights, of which the last ones have a mask; one over their sum."""
+    keys, known = row.shape[0], row.shape[0] - seen.shape[0]
+    for j in range(keys):
         row[j] *= scale
-    if mask.shape[0]:
-        for j in range(row.shape[0]):
-            row[j] = row[j] if mask[r, j] else FAR
-    start, keys = row.ctypes.data, row.shape[0]
+    for j in range(seen.shape[0]):
+        row[known + j] = row[known + j] if seen[j] else FAR
+    start = row.ctypes.data
     return F(UNIT) / F(decay(start, keys, summit(start, keys)))
+
+
+@compiled
+def read_heads(query: Any, keys: int, values: int, count: int, seen: Any, weights: Any, sums: Any, out: Any) -> None:
+    """What the heads that share keys read of the first `count`, for one row: queries [heads, d], out [heads * d].
+
+    Keys and values are [slots, d] by address; `seen` [n] is for the last n keys, and all others are seen.
+    """
+    group, d = query.shape
+    strips, size, apart = d // STRIP, 4 * d, weights.shape[1]
+    if d == STRIP:
+        broken_64(query.ctypes.data, group, keys, count, weights.ctypes.data, apart)
+    else:
+        broken_128(query.ctypes.data, group, keys, count, weights.ctypes.data, apart)
+    for g in range(group):
+        out[g * d] = soften(weights[g, :count], F(1.0) / np.sqrt(F(d)), seen)  # kept here until it is used
+    sums[:] = F(0.0)
+    for strip in range(strips):
+        first = values + 4 * STRIP * strip
+        gather(weights.ctypes.data, apart, first, size, count, sums[strip].ctypes.data, group)
+    for g in range(group):
+        share = out[g * d]
+        for strip in range(strips):
+            for i in range(STRIP):
+                out[g * d + strip * STRIP + i] = sums[strip, g, i] * share
 
 
 @compiled
 def attend(query: Any, keys: int, values: int, slots: int, count: int, kv_heads: int, mask: Any, place: Any) -> Any:
     """What rows read of the first `count` keys, through the output projection: [rows, outputs and padding].
 
-    Queries are [rows, heads, d], keys and values [kv heads, slots, d] by address; a mask is [rows, count] or empty.
+    Queries are [rows, heads, d], keys and values [kv heads, slots, d] by address; a mask is [rows, last keys].
     """
     rows, heads, d = query.shape
-    group, strips, size = heads // kv_heads, d // STRIP, 4 * d
-    read, weights = np.empty((rows, heads, d), np.float32), np.empty((group, count + BLOCK), np.float32)
-    sums, shares = np.empty((strips, group, STRIP), np.float32), np.empty(group, np.float32)
+    group = heads // kv_heads
+    found, weights = np.empty((rows, heads * d), np.float32), np.empty((group, count + BLOCK), np.float32)
+    sums, size = np.empty((d // STRIP, group, STRIP), np.float32), group * d
     for r in range(rows):
         for k in range(kv_heads):
-            start, apart = 4 * k * slots * d, weights.shape[1]
-            near = query[r, k * group : (k + 1) * group].ctypes.data
-            if d == STRIP:
-                broken_64(near, group, keys + start, count, weights.ctypes.data, apart)
-            else:
-                broken_128(near, group, keys + start, count, weights.ctypes.data, apart)
-            for g in range(group):
-                shares[g] = soften(weights[g, :count], F(1.0) / np.sqrt(F(d)), mask, r)
-            sums[:] = F(0.0)
-            for strip in range(strips):
-                first = values + start + 4 * STRIP * strip
-                gather(weights.ctypes.data, apart, first, size, count, sums[strip].ctypes.data, group)
-                for g in range(group):
-                    for i in range(STRIP):
-                        read[r, k * group + g, strip * STRIP + i] = sums[strip, g, i] * shares[g]
+            start, near = 4 * k * slots * d, query[r, k * group : (k + 1) * group]
+            out = found[r, k * size : (k + 1) * size]
+            read_heads(near, keys + start, values + start, count, mask[r], weights, sums, out)
     scales = np.ones(rows, np.float32)
-    out = layer_of(place, read.reshape(rows, heads * d), scales)
+    out = layer_of(place, found, scales)
     for r in range(rows):
         for i in range(out.shape[1]):
             out[r, i] *= scales[r]
@@ -179,15 +194,18 @@ def add_all(row: Any) -> Any:
 def choose(row: Any, scratch: Any, ids: Any, chances: Any) -> None:
     """The best of a row of logits [vocab], best first and of equals the lowest first, and their probabilities."""
     count, found = ids.shape[0], 0
-    for i in range(row.shape[0]):
-        value = row[i]
-        if found < count or value > chances[found - 1]:
-            found = min(found + 1, count)
-            place = found - 1
-            while place and value > chances[place - 1]:
-                ids[place], chances[place] = ids[place - 1], chances[place - 1]
-                place -= 1
-            ids[place], chances[place] = i, value
+    for start in range(0, row.shape[0], STRETCH):
+        part = row[start : start + STRETCH]
+        if found == count and summit(part.ctypes.data, part.shape[0]) <= chances[found - 1]:
+            continue
+        for i in range(part.shape[0]):
+            if found < count or part[i] > chances[found - 1]:
+                found = min(found + 1, count)
+                place = found - 1
+                while place and part[i] > chances[place - 1]:
+                    ids[place], chances[place] = ids[place - 1], chances[place - 1]
+                    place -= 1
+                ids[place], chances[place] = start + i, part[i]
     scratch[:] = row
     top = F(chances[0])
     decay(scratch.ctypes.data, row.shape[0], top)

@@ -18,8 +18,6 @@ from sapwood.backends.torch.packed.pieces import Floats, floats, pair
 from sapwood.backends.torch.packed.reading import WIDTHS
 from sapwood.backends.torch.packed.team import DESK, TEAM
 
-EVERYTHING = np.empty((0, 0), np.bool_)  # a mask that hides nothing
-
 
 @compiled
 def join(embeds: Any, states: Any, norms: Any, eps: Any, out: Any, scales: Any) -> None:
@@ -74,7 +72,7 @@ class PackedLayer:
         shape = self.shape
         if self.streamed and shape.head_width in WIDTHS and key.stride() == value.stride() and key.stride(3) == 1:
             near = query[0].transpose(0, 1).contiguous().numpy()
-            hidden = EVERYTHING if mask is None else mask.numpy()
+            hidden = np.empty((len(near), 0), np.bool_) if mask is None else mask.numpy()
             found = drafting.attend(
                 near, key.data_ptr(), value.data_ptr(), key.stride(1) // shape.head_width, key.shape[2],
                 shape.kv_heads, hidden, self.places[1],
@@ -127,6 +125,12 @@ class PackedEagle3:
         outputs = layer.finish(states, read[0])[0]
         if self.best(outputs, 1) is None:
             self.logits(outputs)
+
+    def grower(self, embedding: Tensor) -> Any:
+        """What grows whole trees of this head in one compiled call; None where its layers are not streamed."""
+        from sapwood.backends.torch.packed.growth import grower_for
+
+        return grower_for(self, embedding)
 
     def begin(self, features: Tensor) -> Tensor:
         """States of the first step from the target's features."""

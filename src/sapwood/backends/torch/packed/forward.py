@@ -15,8 +15,9 @@ from sapwood.backends.torch.packed.attend import read, spread
 from sapwood.backends.torch.packed.kernels import compiled, inlined, level, open_gate, shrink
 from sapwood.backends.torch.packed.machine import BLOCK, LINE, borrow
 from sapwood.backends.torch.packed.plan import BLOCKS, DEPTH, DOWN, FINE, GATE_UP, OUT, QKV
+from sapwood.backends.torch.packed.soon import fetch_all
 from sapwood.backends.torch.packed.stream import multiply, multiply_fine, put, put_fine
-from sapwood.backends.torch.packed.team import DESK, finish, share, take, wait
+from sapwood.backends.torch.packed.team import DESK, come, finish, leaves, share, stands_in, take, wait
 
 PIECE = 64 * 1024  # bytes of weights that one worker reads at a time
 
@@ -86,20 +87,20 @@ def gate_columns(work: Any, inner: int, start: int, stop: int, worker: int) -> N
 
 
 @inlined
-def product(work: Any, place: Any, start: int, stop: int) -> None:
+def product(work: Any, place: Any, start: int, stop: int, after: int) -> None:
     """Some blocks of a product."""
     rows = work.stream.shape[0]
     if place[FINE]:
-        multiply_fine(place, work.whole, rows, start, stop, work.products)
+        multiply_fine(place, work.whole, rows, start, stop, work.products, after)
     else:
-        multiply(place, work.whole, rows, start, stop, work.products)
+        multiply(place, work.whole, rows, start, stop, work.products, after)
 
 
 @inlined
-def speak(net: Any, work: Any, start: int, stop: int) -> None:
+def speak(net: Any, work: Any, start: int, stop: int, after: int) -> None:
     """Some blocks of the logits."""
     rows = work.logits.shape[0]
-    multiply(net.head, work.whole, rows, start, stop, work.logits)
+    multiply(net.head, work.whole, rows, start, stop, work.logits, after)
     for r in range(rows):
         scale = work.scales[r]
         for i in range(start * BLOCK, stop * BLOCK):
@@ -132,11 +133,11 @@ THINK = ((PRODUCT, GATE_UP), (GATE, GATE_UP), (SHRINK, DOWN), (PRODUCT, DOWN))
 
 
 @inlined
-def act(net: Any, crowd: Any, work: Any, stage: Any, start: int, stop: int, worker: int) -> None:
-    """One item of a stage: units from start to stop."""
+def act(net: Any, crowd: Any, work: Any, stage: Any, start: int, stop: int, after: int, worker: int) -> None:
+    """One item of a stage: units from start to stop; the worker's next one will probably begin with `after`."""
     kind, layer, part, added = stage[0], stage[1], stage[2], stage[3]
     if kind == PRODUCT:
-        product(work, net.places[layer, part], start, stop)
+        product(work, net.places[layer, part], start, stop, after)
     elif kind == BEGIN:
         begin(net, work, layer, part, added, start, stop)
     elif kind == SPREAD:
@@ -149,7 +150,7 @@ def act(net: Any, crowd: Any, work: Any, stage: Any, start: int, stop: int, work
     elif kind == GATE:
         gate_columns(work, net.inner, start, stop, worker)
     elif kind == SPEAK:
-        speak(net, work, start, stop)
+        speak(net, work, start, stop, after)
     else:
         end(net, work, kind == FINISH, added, start, stop)
 
@@ -177,23 +178,28 @@ def extent(net: Any, work: Any, stage: Any, workers: int) -> tuple[int, int]:
 
 @compiled
 def forward(net: Any, crowd: Any, work: Any, stages: Any, desks: Any, worker: int, workers: int) -> int:
-    """One worker's share of a pass: stages int64 [.., 4], see `course`; desks int64 [stages, DESK] are zeros.
+    """One worker's share of a pass: stages int64 [.., 4], see `course`; desks int64 [1 + stages, DESK], the door first.
 
     Returns how often it waited in vain.
     """
-    net, crowd, work, desk = borrow(net), borrow(crowd), borrow(work), desks.ctypes.data
-    vain = 0
+    net, crowd, work, door = borrow(net), borrow(crowd), borrow(work), desks.ctypes.data
+    desk, vain = door + 8 * DESK, 0
+    come(door, worker)
     for s in range(stages.shape[0]):
         stage = stages[s]
         units, items = extent(net, work, stage, workers)
-        item = take(desk, items, worker)
+        if items > 1 and leaves(door, worker, workers):
+            return vain
+        item = take(desk, items, stands_in(door, worker))
         while item < items:
             start, stop = share(units, item, items)
-            act(net, crowd, work, stage, start, stop, worker)
+            act(net, crowd, work, stage, start, stop, share(units, min(item + workers, items), items)[0], worker)
             finish(desk)
-            item = take(desk, items, worker)
+            item = take(desk, items, stands_in(door, worker))
         vain += wait(desk, items)
         desk += 8 * DESK
+    if worker:
+        fetch_all(work.soon, worker, workers)
     return vain
 
 

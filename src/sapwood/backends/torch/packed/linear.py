@@ -6,18 +6,32 @@ exact in any order, and the same bits in both forms.
 """
 
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sapwood.backends.torch.packed import kernels, stream
+from sapwood.backends.torch.packed.machine import BLOCK
 from sapwood.backends.torch.packed.stream import STEP, ZERO, Streamed
 from sapwood.backends.torch.parts import coarse
 
 BITS = 8
 LEVELS = 127  # whole numbers on each side of zero that a weight may take
 ENGINE = "fbgemm"
+STRIP = 1 << 20  # weights that are rounded at once
+
+
+class Matrix(Protocol):
+    """Numbers [outputs, inputs]: a tensor, or what reads rows of one when they are asked for."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Outputs and inputs."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Some of the rows."""
 
 
 class Linear:
@@ -25,7 +39,7 @@ class Linear:
 
     fine = False  # True where rows come in two parts
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Matrix) -> None:
         self.outputs, self.inputs = weight.shape
         self.packed, self.apply = pack(weight), kernel()
 
@@ -66,19 +80,33 @@ class Fine(Linear):
         return out[:count]
 
 
-def pack(weight: Tensor) -> Any:
+def pack(weight: Matrix) -> Any:
     """Each output's weights in whole numbers, with a scale of its own."""
+    if stream.available():
+        return streamed(weight)
+    torch.backends.quantized.engine = ENGINE
+    return torch.ops.quantized.linear_prepack(rounded(weight[:])[0], None)
+
+
+def streamed(weight: Matrix) -> Streamed:
+    """The same, a strip at a time: nothing but what is kept takes memory for the whole matrix."""
+    outputs, inputs = weight.shape
+    made, height = Streamed(outputs, inputs), max(1, STRIP // (BLOCK * inputs)) * BLOCK
+    for start in range(0, outputs, height):
+        strip, scales = rounded(weight[start : start + height])
+        made.put(start, strip.int_repr(), scales)
+    return made
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in whole numbers, qint8 [outputs, inputs], and float64 scales [outputs]."""
     exact = weight.detach().float()
     largest = torch.maximum(exact.amax(1), -exact.amin(1))  # of the magnitudes, which take no memory this way
     scales = (largest / LEVELS).clamp(min=torch.finfo(torch.float32).tiny).double()
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that these tensors will go: the packed layers need them, `available` watches
-        rounded = torch.quantize_per_channel(exact, scales, zeros, 0, torch.qint8)
-    if stream.available():
-        return Streamed(rounded.int_repr(), scales)
-    torch.backends.quantized.engine = ENGINE
-    return torch.ops.quantized.linear_prepack(rounded, None)
+        return torch.quantize_per_channel(exact, scales, zeros, 0, torch.qint8), scales
 
 
 def unpack(packed: Any) -> Tensor:

@@ -18,7 +18,7 @@ from sapwood.backends.torch.llama import Layer, Llama
 from sapwood.backends.torch.network import Kept, Rows
 from sapwood.backends.torch.packed import attention, kernels
 from sapwood.backends.torch.packed.eagle3 import PackedEagle3
-from sapwood.backends.torch.packed.linear import Fine, Linear
+from sapwood.backends.torch.packed.linear import Fine, Linear, Matrix
 from sapwood.backends.torch.packed.modules import pack_linears
 from sapwood.backends.torch.packed.passes import UNFINISHED, Passes
 from sapwood.backends.torch.packed.pieces import Floats, Piece, floats, pair, pieces
@@ -57,13 +57,15 @@ class Packed:
     precision = "int8"
     skip: frozenset[int] = frozenset()  # sublayers that are left out: 2 i is the attention of layer i, 2 i + 1 its MLP
 
-    def __init__(self, net: Llama, layers: Iterable[Layer]) -> None:
+    def __init__(self, net: Llama, layers: Iterable[Layer], head: Matrix | None = None) -> None:
+        """`head` stands for the description's own, for those who do not want to hold all of it."""
         self.net = net
         self.layers = [PackedLayer(layer) for layer in layers]
-        self.norm, self.head = floats(net.norm), Linear(net.head)
+        self.norm, self.head = floats(net.norm), Linear(net.head if head is None else head)
         self.levels = attention.levels(net.head_width)
         self.eps, self.scale = np.float32(net.eps), np.float32(net.scale)
         self.rates = net.rates.double().numpy()
+        self.turned: Floats = np.empty((2, 0, len(self.rates)), np.float32)  # see `_turns`, by position
         self.windows = {layer.window for layer in self.layers}
         self.layout = layout_of(net, len(self.layers))
         self._prepare()
@@ -104,7 +106,8 @@ class Packed:
     def mix(self, rows: Rows, watched: Collection[int], spoken: int) -> tuple[Tensor, Kept]:
         """Run the layers, and the output head on the first rows."""
         if self.passes is not None:
-            _, logits, kept = self._pass(self.passes, rows, watched, spoken=spoken)
+            beside = len(rows.spans) == 1 and spoken == len(rows.tokens)
+            _, logits, kept = self._pass(self.passes, rows, watched, spoken=spoken, beside=beside)
             return logits, kept
         states, kept = self.read(rows, watched)
         return self.speak(states[:spoken]), kept
@@ -160,11 +163,12 @@ class Packed:
         stop: int | None = None,
         start: Tensor | None = None,
         spoken: int = 0,
+        beside: bool = False,
     ) -> tuple[Tensor, Tensor, Kept]:
         """See `Passes.run`; it begins with the embeddings, or with what is given."""
         x = self._embed(rows) if start is None else start
         end = len(self.layers) if stop is None else stop
-        return passes.run(x, rows, self._turns(rows.positions), watched, first, end, spoken)
+        return passes.run(x, rows, self._turns(rows.positions), watched, first, end, spoken, beside=beside)
 
     def _layers(
         self, rows: Rows, watched: Collection[int], first: int = 0, stop: int | None = None, start: Tensor | None = None
@@ -200,6 +204,8 @@ class Packed:
 
     def _embed(self, rows: Rows) -> Tensor:
         """The embeddings of the rows, float32 [rows, width], in memory of their own."""
+        if self.net.embedding.dtype == torch.float32:  # without torch's threads, which would spin on into the pass
+            return torch.from_numpy(self.net.embedding.detach().numpy().take(rows.tokens, 0))
         return torch.nn.functional.embedding(torch.from_numpy(rows.tokens), self.net.embedding).float()
 
     def _attend(
@@ -225,8 +231,10 @@ class Packed:
 
     def _turns(self, positions: IntArray) -> Floats:
         """Cosines and sines of each row's position, [2, rows, head width / 2]."""
-        angles, amplitude = positions[:, None] * self.rates, self.net.amplitude
-        found: Floats = (np.stack((np.cos(angles), np.sin(angles))) * amplitude).astype(np.float32)
+        if (most := int(positions.max())) >= self.turned.shape[1]:
+            angles, amplitude = np.arange(2 * most + 1)[:, None] * self.rates, self.net.amplitude
+            self.turned = (np.stack((np.cos(angles), np.sin(angles))) * amplitude).astype(np.float32)
+        found: Floats = self.turned.take(positions, 1)
         return found
 
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from torch import Tensor
 
 from sapwood.arrays import IntArray
 from sapwood.backends.torch.llama import Llama
-from sapwood.backends.torch.network import Kept, Rows
+from sapwood.backends.torch.network import Kept, Rows, joined
 from sapwood.backends.torch.packed import attention
 from sapwood.backends.torch.packed.forward import course, forward
 from sapwood.backends.torch.packed.linear import Linear
-from sapwood.backends.torch.packed.machine import BLOCK, DEEP, address
+from sapwood.backends.torch.packed.machine import BLOCK, DEEP
 from sapwood.backends.torch.packed.pieces import Floats, cut
 from sapwood.backends.torch.packed.plan import Crowd, Net, Work
 from sapwood.backends.torch.packed.reading import STRIP, WIDTHS
+from sapwood.backends.torch.packed.soon import SOON
 from sapwood.backends.torch.packed.stream import aligned
 from sapwood.backends.torch.packed.team import DESK, TEAM
 
@@ -89,36 +91,46 @@ class Passes:
         self.rooms: dict[tuple[int, int, int], dict[str, Any]] = {}
         self.shelf = Shelf(width_of(head) + APART)
         self.courses: dict[tuple[int, ...], IntArray] = {}
+        self.keeps: dict[tuple[int, ...], IntArray] = {}
         self.longest = max(part.packed.depth * DEEP for layer in parts for part in layer)
         self.widest = max(width_of(part) for layer in parts for part in layer)
 
     def run(
-        self, stream: Tensor, rows: Rows, turns: Floats, watched: Collection[int], first: int, stop: int, spoken: int
-    ) -> tuple[Tensor, Tensor, Kept]:
+        self, stream: Tensor, rows: Rows, turns: Floats, watched: Collection[int], first: int, stop: int, spoken: int,
+        *, beside: bool = False,
+    ) -> tuple[Tensor, Tensor, Kept]:  # fmt: skip
         """States that the output head reads [rows, width], logits [spoken, vocab], inputs of watched layers.
 
-        The stream [rows, width] is run through the layers from `first` to `stop` in place.
+        The stream [rows, width] is run through the layers from `first` to `stop` in place: now, or `beside` the
+        caller until the slots of the rows are settled.
         """
         layers, count, ends = len(self.layers), len(stream), spoken != UNFINISHED
-        wanted = [layer for layer in range(first, stop) if layer in watched]
-        keep = np.full(layers, -1)
-        keep[wanted] = np.arange(len(wanted))
-        kept = torch.empty(len(wanted), count, self.sizes.width)
-        states = torch.empty(count if ends else 0, self.sizes.width)
-        logits = self.shelf.take(max(spoken, 0))
+        wanted = tuple(sorted(layer for layer in watched if first <= layer < stop))
+        made = torch.empty(len(wanted) + 1, count, self.sizes.width)  # inputs of watched layers, and states
+        kept, logits = made.numpy(), self.shelf.take(max(spoken, 0))
         size = count, -(-max(block.slots for block in rows.blocks) // KEYS) * KEYS, torch.get_num_threads()
         room = self.rooms.pop(size, None) or self._room(*size)
-        given = {"stream": stream, "kept": kept, "states": states, "logits": logits}
-        work = Work(keep=keep, **{name: tensor.numpy() for name, tensor in given.items()}, **room)
+        given = {"stream": stream.numpy(), "kept": kept, "states": kept[-1], "logits": logits.numpy()}
+        work = Work(keep=self._keep(wanted), **given, **room, soon=SOON.take())
         stages = self._course(first, stop, ends, spoken > 0)
-        desks = np.zeros((len(stages), DESK), np.int64)
-        TEAM.run(forward, self.net, self._crowd(rows, turns), work, stages, desks)
-        if count <= TREES:  # most passes are like one before
-            self.rooms = {size: room} if len(self.rooms) >= ROOMS else {**self.rooms, size: room}
-        found = dict(zip(wanted, kept, strict=True))
+        desks = np.zeros((1 + len(stages), DESK), np.int64)  # the first is the door
+        errand = TEAM.begin(forward, desks[0], self.net, self._crowd(rows, turns), work, stages, desks)
+        errand.then(partial(self._give_back, size, room))
+        if beside:
+            rows.spans[0].slots.settle = errand.finish
+        else:
+            errand.finish()
+        *inputs, states = made.unbind()
+        found = dict(zip(wanted, inputs, strict=True))
         if ends and layers in watched:
             found[layers] = states
         return states, logits[:, : self.head.outputs], found
+
+    def _keep(self, wanted: tuple[int, ...]) -> IntArray:
+        """Where the inputs of layers are kept, as in `Work`."""
+        if wanted not in self.keeps:
+            self.keeps[wanted] = np.array([wanted.index(n) if n in wanted else -1 for n in range(len(self.layers))])
+        return self.keeps[wanted]
 
     def _course(self, *asked: int) -> IntArray:
         """The stages of a pass; the same few are asked for again and again."""
@@ -126,6 +138,11 @@ class Passes:
             first, stop, ends, speaks = asked
             self.courses[asked] = course(first, stop, self.active, bool(ends), bool(speaks))
         return self.courses[asked]
+
+    def _give_back(self, size: tuple[int, int, int], room: dict[str, Any]) -> None:
+        """Keep the room of a pass for others: most passes are like one before."""
+        if size[0] <= TREES:
+            self.rooms = {size: room} if len(self.rooms) >= ROOMS else {**self.rooms, size: room}
 
     def _room(self, rows: int, keys: int, workers: int) -> dict[str, Any]:
         """Memory for numbers on the way."""
@@ -140,6 +157,7 @@ class Passes:
             "steps": np.empty((rows, net.heads), np.float32),
             "spare": np.empty((workers, 2, net.head_width), np.float32),
             "weights": np.empty((workers, group, keys + BLOCK), np.float32),
+            "shares": np.empty((workers, group, keys + BLOCK), np.int16),
             "sums": np.empty((workers, net.head_width // strip, group, strip), np.float32),
             "marks": np.empty((workers, 3 + group), np.float32),
             "bits": np.empty((workers, net.inner), np.int32),
@@ -151,21 +169,21 @@ class Passes:
         first = run = mark = 0
         for block, span in zip(rows.blocks, rows.spans, strict=True):
             nodes = block.since + span.rows
-            planes, sizes = (buffer.numpy() for buffer in span.slots.buffers)
+            planes, sizes = span.slots.buffers
             runs.append(span.slots.runs(block.length + nodes))
             slots.append(span.slots.places(range(span.start, span.start + span.rows)))
             sights.append([cut(block, window, 0, span.rows, nodes) for window in self.windows])
             table.append([
                 first, span.rows, block.length, block.since, run, len(runs[-1]), mark,
-                address(planes), address(sizes), planes.shape[2],
+                planes.data_ptr(), sizes.data_ptr(), planes.shape[2],
             ])  # fmt: skip
             first, run, mark = first + span.rows, run + len(runs[-1]), mark + span.rows * nodes
         both = list(zip(*sights, strict=True))  # by window, then by piece
         return Crowd(
             pieces=np.array(table),
             turns=turns,
-            slots=np.concatenate(slots),
-            runs=np.concatenate(runs),
-            oldest=np.stack([np.concatenate([sight.oldest for sight in window]) for window in both]),
-            seen=np.stack([np.concatenate([sight.seen.ravel() for sight in window]) for window in both]),
+            slots=joined(slots),
+            runs=joined(runs),
+            oldest=joined([joined([sight.oldest for sight in window])[None] for window in both]),
+            seen=joined([joined([sight.seen.ravel() for sight in window])[None] for window in both]),
         )

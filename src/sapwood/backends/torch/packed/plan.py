@@ -49,8 +49,10 @@ class Work(NamedTuple):
     steps: Any  # [rows, heads], size of their steps times the scale of attention
     spare: Any  # [workers, 2, head width]
     weights: Any  # [workers, heads to a key, most keys and room]
+    shares: Any  # the same in int16
     sums: Any  # [workers, heads to a key, head width]
     marks: Any  # [workers, 3 + heads to a key]
     bits: Any  # [workers, MLP width] int32
     states: Any  # [rows, width], what the output head reads, out
     logits: Any  # [spoken rows, vocab and padding], out
+    soon: Any  # [n, 2] int64, addresses and bytes of what is wanted after the pass

@@ -1,7 +1,7 @@
 """What heads read of keys and values in whole numbers: products, weights and sums, sixteen numbers at a time.
 
 The steps are those of `attention`, in the same order where order matters, so both give the same bits.
-Keys and values are int16 [keys, head width], queries int16, products and weights float32.
+Keys and values are int16 [keys, head width], queries and weights int16, products float32.
 """
 
 from typing import Any
@@ -15,20 +15,34 @@ from sapwood.backends.torch.packed.machine import LANES
 from sapwood.backends.torch.packed.vectors import F32, I8, I16, I32, I64, WIDE, Carried, Mask, call, load, offset, same
 
 WIDTHS = (64, 128)  # of heads that these loops are made for
+FOUND = 1 << 32  # more than there are places
+SHORT = (1 << 15) - 1  # largest int16
 STRIP = 64  # numbers of a value that are summed at once
+FOUR = 4  # numbers that are shuffled among themselves in one step
 PLACES = LANES or WIDE  # sums that one instruction makes, of two products each
 DOT = f"llvm.x86.avx512.vpdpwssd.{32 * (LANES or WIDE)}"
 
 
 # ---------------------------------------------------------------------------------------- products
 def fold(builder: Any, sums: list[Any], add: Any) -> Any:
-    """Add up each of as many vectors as they have places: one vector of the totals."""
+    """Add up each of as many vectors as they have places: one vector of the totals.
+
+    Neighbours are added first, inside of the fours that the processor shuffles quickly, then whole fours.
+    """
     count = len(sums)
-    odd, even = (ir.Constant(v.wide(I32, count), list(range(first, 2 * count, 2))) for first in (1, 0))
-    while len(sums) > 1:
-        pairs = list(zip(sums[::2], sums[1::2], strict=True))
-        sums = [add(builder.shuffle_vector(*two, even), builder.shuffle_vector(*two, odd)) for two in pairs]
+    for size in (1, 1, FOUR, FOUR):
+        if len(sums) > 1:
+            first, second = neighbours(count, size)
+            pairs = list(zip(sums[::2], sums[1::2], strict=True))
+            sums = [add(builder.shuffle_vector(*two, first), builder.shuffle_vector(*two, second)) for two in pairs]
     return sums[0]
+
+
+def neighbours(count: int, size: int) -> list[ir.Constant]:
+    """Of two vectors, the first and the second of every two numbers of each four, or of every two fours."""
+    room = FOUR if size == 1 else count  # numbers among which they are found
+    places = [vector * count + start + at for start in range(0, count, room) for vector in (0, 1) for at in range(room)]
+    return [ir.Constant(v.wide(I32, count), [at for at in places if at // size % 2 == side]) for side in (0, 1)]
 
 
 class Whole:
@@ -176,46 +190,53 @@ def emit_decay(builder: Any, row: Any, count: Any, largest: Any) -> Any:
         made = builder.fmul(value, builder.bitcast(bits, floats))
         v.store_some(builder, made, place, mask)
         steps = call(builder, "llvm.rint.v16f32", floats, builder.fmul(made, same(F32, UNIT)))
-        return [builder.add(held[0], builder.zext(builder.fptosi(steps, ints), v.wide(I64)))]
+        return [builder.add(held[0], builder.fptosi(steps, ints))]  # of 1 / 16 of the keys: below 2^32
 
-    [total] = v.sweep(builder, count, [same(I64, 0)], body)
-    return call(builder, "llvm.vector.reduce.add.v16i64", I64, total)
+    [total] = v.sweep(builder, count, [same(I32, 0)], body)
+    return call(builder, "llvm.vector.reduce.add.v16i64", I64, builder.zext(total, v.wide(I64)))
 
 
-def emit_portion(builder: Any, row: Any, count: Any, values: Any, share: Any) -> None:
-    """Row [count] <- weights of the values in whole numbers, for steps of these sizes [count]."""
-    shares = v.spread(builder, share)
+def emit_portion(builder: Any, row: Any, count: Any, values: Any, share: Any, out: Any) -> Any:
+    """Out int16 [count] <- weights of values with steps of these sizes [count], SHORT at most.
 
-    def body(index: Any, mask: Mask, _: Carried) -> Carried:
-        place = offset(builder, row, index, 4)
+    Returns how many had more, times FOUND, plus the place of the last of them.
+    """
+    shares, ints, places = v.spread(builder, share), v.wide(I32), ir.Constant(v.wide(I32), list(range(WIDE)))
+
+    def body(index: Any, mask: Mask, held: Carried) -> Carried:
         sizes = v.load_some(builder, offset(builder, values, index, 4), F32, mask, 0.0)
-        made = builder.fmul(v.load_some(builder, place, F32, mask, 0.0), builder.fmul(sizes, shares))
-        v.store_some(builder, call(builder, "llvm.rint.v16f32", v.wide(F32), made), place, mask)
-        return []
+        terms = v.load_some(builder, offset(builder, row, index, 4), F32, mask, 0.0)
+        made = call(builder, "llvm.rint.v16f32", v.wide(F32), builder.fmul(terms, builder.fmul(sizes, shares)))
+        whole = builder.fptosi(made, ints)
+        more = builder.icmp_signed(">", whole, same(I32, SHORT))
+        kept = builder.trunc(builder.select(more, same(I32, SHORT), whole), v.wide(I16))
+        v.store_some(builder, kept, offset(builder, out, index, 2), mask)
+        here = builder.add(v.spread(builder, builder.trunc(index, I32)), places)
+        return [builder.add(held[0], builder.zext(more, ints)), builder.select(more, here, held[1])]
 
-    v.sweep(builder, count, [], body)
+    found = v.sweep(builder, count, [same(I32, 0)] * 2, body)
+    ways = zip(("add", "umax"), found, strict=True)
+    many, last = (builder.zext(call(builder, f"llvm.vector.reduce.{way}.v16i32", I32, part), I64) for way, part in ways)
+    return builder.add(builder.mul(many, I64(FOUND)), last)
 
 
 decay = v.inline(emit_decay, types.int64, types.int64, types.int64, types.float32)
-portion = v.inline(emit_portion, types.void, types.int64, types.int64, types.int64, types.float32)
+portion = v.inline(emit_portion, types.int64, *[types.int64] * 3, types.float32, types.int64)
 
 
 # -------------------------------------------------------------------------------------------- sums
-def gather_maker(places: int, kind: Any) -> Any:
-    """Add values, int16 or float32, times the weights of several heads: values are read once for all of them."""
-    count, bytes_read = STRIP // WIDE, WIDE * (2 if kind is I16 else 4)
+def broken_maker(places: int) -> Any:
+    """Add values times the weights of several heads, all float32: values are read once for all of them."""
+    count, floats = STRIP // WIDE, v.wide(F32)
 
     def emit(builder: Any, weights: Any, apart: Any, values: Any, size: Any, keys: Any, out: Any) -> None:
         """Out [places, STRIP] += weights [places, apart] times values, `size` bytes each of which STRIP are read."""
-        floats = v.wide(F32)
         rows = [offset(builder, weights, builder.mul(apart, I64(p)), 4) for p in range(places)]
         targets = [builder.add(out, I64(4 * WIDE * i)) for i in range(places * count)]
 
         def body(key: Any, held: Carried) -> Carried:
             here, made = builder.add(values, builder.mul(key, size)), []
-            parts = [load(builder, builder.add(here, I64(bytes_read * i)), v.wide(kind)) for i in range(count)]
-            if kind is I16:
-                parts = [builder.sitofp(builder.sext(part, v.wide(I32)), floats) for part in parts]
+            parts = [load(builder, builder.add(here, I64(4 * WIDE * i)), floats) for i in range(count)]
             for p, row in enumerate(rows):
                 weight = v.spread(builder, load(builder, offset(builder, row, key, 4), F32))
                 for i, value in enumerate(parts):
@@ -229,5 +250,4 @@ def gather_maker(places: int, kind: Any) -> Any:
     return v.inline(emit, types.void, *[types.int64] * 6)
 
 
-gather_1, gather_2, gather_3, gather_4 = (gather_maker(places, I16) for places in (1, 2, 3, 4))
-broken_1, broken_2, broken_3, broken_4 = (gather_maker(places, F32) for places in (1, 2, 3, 4))
+broken_1, broken_2, broken_3, broken_4 = map(broken_maker, (1, 2, 3, 4))

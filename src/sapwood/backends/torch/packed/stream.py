@@ -54,18 +54,23 @@ def aligned(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
 class Streamed:
     """A matrix [outputs, inputs] in whole numbers, ready to be streamed."""
 
-    def __init__(self, whole: Tensor, scales: Tensor) -> None:
-        self.outputs, self.inputs = whole.shape
+    def __init__(self, outputs: int, inputs: int) -> None:
+        self.outputs, self.inputs = outputs, inputs
         self.blocks, self.depth = -(-self.outputs // BLOCK), -(-self.inputs // DEEP)
         self.bytes = aligned(self.blocks, self.depth, BLOCK, DEEP, dtype=np.int8)
         self.scales, self.zeros = aligned(self.blocks * BLOCK), aligned(self.blocks * BLOCK, dtype=np.int32)
-        padded = torch.nn.functional.pad(whole, (0, -self.inputs % DEEP, 0, -self.outputs % BLOCK)).contiguous()
-        fours = padded.view(torch.int32).view(self.blocks, BLOCK, self.depth)  # DEEP bytes at a time
-        torch.from_numpy(self.bytes.view(np.int32)[..., 0]).copy_(fours.transpose(1, 2))
-        self.scales[: self.outputs] = np.float32(STEP) * scales.float().numpy()
-        self.zeros[: self.outputs] = ZERO * whole.sum(1, dtype=torch.int32).numpy()
         # what compiled code is told: where the three begin, blocks and depth
         self.where = np.array([*map(address, (self.bytes, self.scales, self.zeros)), self.blocks, self.depth])
+
+    def put(self, start: int, whole: Tensor, scales: Tensor) -> None:
+        """Take some of the outputs, from the beginning of a block on: int8 [outputs, inputs] and their scales."""
+        stop, first, blocks = start + len(whole), start // BLOCK, -(-len(whole) // BLOCK)
+        padded = torch.nn.functional.pad(whole, (0, -self.inputs % DEEP, 0, -len(whole) % BLOCK)).contiguous()
+        fours = padded.view(torch.int32).view(blocks, BLOCK, self.depth)  # DEEP bytes at a time
+        target = torch.from_numpy(self.bytes.view(np.int32)[first : first + blocks, ..., 0])
+        target.copy_(fours.transpose(1, 2))
+        self.scales[start:stop] = np.float32(STEP) * scales.float().numpy()
+        self.zeros[start:stop] = ZERO * whole.sum(1, dtype=torch.int32).numpy()
 
     def whole(self) -> Tensor:
         """The whole numbers, int8 [outputs, inputs]."""
@@ -103,15 +108,18 @@ def put_fine(row: Any, out: Any) -> None:
 
 # ---------------------------------------------------------------------------------------- products
 @compiled
-def multiply(where: Any, rows: Any, count: int, start: int, stop: int, out: Any) -> None:
-    """Products of the first rows, uint8 [rows, stride], and the blocks from start to stop: out [rows, blocks * 16]."""
+def multiply(where: Any, rows: Any, count: int, start: int, stop: int, out: Any, after: int = -1) -> None:
+    """Products of the first rows, uint8 [rows, stride], and the blocks from start to stop: out [rows, blocks * 16].
+
+    The block `after` is the one that is probably wanted next, if it is not `stop`.
+    """
     depth, stride, apart = where[4], rows.shape[1], 4 * out.shape[1]
     size = depth * LINE
     pace = LINE // -(-count // 8)  # the next block is fetched while all tiles of this one are run
     for block in range(start, stop):
         weights, row = where[0] + block * size, 0
         scales, zeros = where[1] + 4 * block * BLOCK, where[2] + 4 * block * BLOCK
-        ahead = weights + size if block + 1 < stop else weights
+        ahead = weights + size if block + 1 < stop or after < 0 else where[0] + after * size
         while row < count:
             left, here = count - row, rows.ctypes.data + row * stride
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
@@ -136,7 +144,7 @@ def multiply(where: Any, rows: Any, count: int, start: int, stop: int, out: Any)
 
 
 @compiled
-def multiply_fine(where: Any, rows: Any, count: int, start: int, stop: int, out: Any) -> None:
+def multiply_fine(where: Any, rows: Any, count: int, start: int, stop: int, out: Any, after: int = -1) -> None:
     """`multiply` for rows in two parts, uint8 [2 * rows, stride]."""
     depth, stride, apart = where[4], rows.shape[1], 4 * out.shape[1]
     size = depth * LINE
@@ -144,7 +152,7 @@ def multiply_fine(where: Any, rows: Any, count: int, start: int, stop: int, out:
     for block in range(start, stop):
         weights, row = where[0] + block * size, 0
         scales, zeros = where[1] + 4 * block * BLOCK, where[2] + 4 * block * BLOCK
-        ahead = weights + size if block + 1 < stop else weights
+        ahead = weights + size if block + 1 < stop or after < 0 else where[0] + after * size
         while row < count:
             left, here = count - row, rows.ctypes.data + 2 * row * stride
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
