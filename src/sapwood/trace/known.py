@@ -79,6 +79,7 @@ class Texts:
         self.top = trace.rounds[0].law.tokens.shape[1] if trace.rounds else 0
         self.spares: dict[int, list[tuple[When, Row]]] = {}  # token -> recorded rows of it, the oldest first
         self.guessed = 0  # rows for which another stood in
+        self.beside = any(one.beside for one in trace.rounds)  # passes ran beside the host
         self.known = [self._learn(trace, asked.prompt) for asked in trace.asked]
         self.memory = Blocks()
         self._info = dataclasses.replace(trace.header.info, name="replay", provides=provided(live))
@@ -93,6 +94,8 @@ class Texts:
         """What trained drafters take from the model itself."""
         if name in BORROWED and self.live is not None:
             return getattr(self.live, name)
+        if name == "grower" and self.live is not None and self.live.device.type == "cpu":
+            return self.live.grower  # on other devices trees would stay there
         raise AttributeError(name)
 
     def _learn(self, trace: Trace, prompt: int) -> Known:
@@ -241,6 +244,7 @@ class TextScores:
     def __init__(self, session: TextSession, keys: list[Key], tree: Tree | None = None) -> None:
         self._session, self._texts, self._known = session, session.texts, session.known
         self._keys, self._tree = keys, tree
+        self.beside = session.texts.beside
 
     def argmax(self) -> IntArray:
         """The target's own next token of each row; -1, which is no token, where nobody knows."""

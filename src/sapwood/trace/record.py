@@ -15,7 +15,7 @@ import numpy as np
 
 from sapwood.bench import provenance
 from sapwood.completion import Step
-from sapwood.engine import Decoding
+from sapwood.engine import Decoding, beside
 from sapwood.errors import SapwoodError
 from sapwood.output import Writer, within
 from sapwood.part import Part
@@ -83,6 +83,7 @@ class Book:
             tokens=outcome.tokens,
             kept=kept,
             times=outcome.times,
+            beside=beside(outcome.scores),
         )
         self.write(line.to_json(), [*grown.tokens.tolist(), *outcome.tokens, *law.tokens.flat])
 

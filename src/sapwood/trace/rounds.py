@@ -86,6 +86,7 @@ class Round:
     tokens: list[int]  # emitted: the path and the bonus
     kept: int  # of these, before the text ended
     times: Times
+    beside: bool = False  # the pass ran beside the host, where the other parts then learned a round later
 
     @property
     def tree(self) -> Tree:
@@ -113,6 +114,7 @@ class Round:
             "tokens": self.tokens,
             "kept": self.kept,
             "times": dataclasses.asdict(self.times),  # to the last digit: controllers live by them
+            "beside": self.beside,
         }
 
     @classmethod
@@ -122,6 +124,7 @@ class Round:
         verdict = Verdict(tuple(line["verdict"]["path"]), line["verdict"]["bonus"])
         target, law = line["target"], Law.from_json(line["law"])
         facts = {"ranks": target["ranks"], "logps": unnumbered(target["logps"]).tolist()}
+        facts["beside"] = line.get("beside", False)
         return cls(
             **plain, grown=planted(line["tree"]), law=law, verdict=verdict, times=Times(**line["times"]), **facts
         )
