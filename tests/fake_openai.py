@@ -94,7 +94,7 @@ def unseeded(prompt: str, options: dict[str, Any]) -> str:
     body = json.dumps([prompt, options], sort_keys=True)
     with lock:
         asked[body] += 1
-        return f"{body}{asked[body]}"
+        return f"{asked[body]}/{body}"
 
 
 lock = threading.Lock()
@@ -252,6 +252,7 @@ def respond(body: dict[str, Any], fault: str, chat: bool) -> dict[str, Any]:
 @contextmanager
 def serving(fault: str = "", *, refuses: Sequence[str] = (), chat_only: bool = False) -> Iterator[str]:
     """A running server; its address. Fields in `refuses` are answered with an error, as some engines do."""
+    asked.clear()  # the noise of a test does not depend on which came before it
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
