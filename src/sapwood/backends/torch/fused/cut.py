@@ -89,9 +89,8 @@ def cut(parcel: Parcel, facts: Tensor, depths: Tensor, ranks: Tensor, deepest: i
     reach = parcel.words_of("grown_reach")  # bits of numbers that are not negative have their order
     _ranks[triton.cdiv(size, BLOCK),](reach, order, size, 128, BLOCK, **options())
     kept = parcel.field("kept")
-    _keep[1,](
-        order, facts, new, kept, size, NODES, ROWS, tile(max(size, CAPACITY // 2)), **options(warps=8)
-    )  # one kernel for all trees
+    tile_n = tile(CAPACITY)  # one kernel for trees of all sizes
+    _keep[1,](order, facts, new, kept, size, NODES, ROWS, tile_n, **options(warps=8))
     grown = (parcel.field(name) for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach"))
     fields = (parcel.field(name) for name in ("tokens", "parents", "depths", "ranks", "probs", "reach"))
     _rows[ROWS // BLOCK,](
