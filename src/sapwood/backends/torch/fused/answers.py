@@ -42,6 +42,7 @@ class Desk:
         self.streams = like.new_zeros(2, MOST, model.width)  # inputs of layers, in turn
         self.middle = like.new_zeros(MOST, model.width)
         self.margins = [Margin.make(like, MOST, model.width) for _ in range(2)]  # of layers' inputs, and of the middle
+        self.turns = like.new_zeros(MOST, model.head_width, dtype=torch.float32)  # angles of the rows' positions
         self.queries = like.new_zeros(MOST, model.heads, model.head_width)
         self.read = like.new_zeros(MOST, heads)
         self.inner = like.new_zeros(MOST, model.inner)

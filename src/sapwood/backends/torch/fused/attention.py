@@ -37,10 +37,25 @@ class Cut:
 
 
 @triton.jit
-def look(q, keys, values, away, seen, inside, peak, total, found, scale):
-    """Take one step of slots [step] into account."""
-    k = tl.load(keys + away[None, :], inside[None, :], 0.0)
-    v = tl.load(values + away[:, None], inside[:, None], 0.0)
+def told(block, blocks):
+    """First slot of the seat, committed length, first row, rows and nodes of a block; one of no rows sees nothing."""
+    base, length = tl.load(block, cache_modifier=".cg"), tl.load(block + blocks, cache_modifier=".cg").to(tl.int32)
+    first = tl.load(block + 2 * blocks, cache_modifier=".cg").to(tl.int32)
+    held = tl.load(block + 3 * blocks, cache_modifier=".cg").to(tl.int32)
+    nodes = tl.load(block + 4 * blocks, cache_modifier=".cg").to(tl.int32)
+    return base, tl.where(held > 0, length, 0), first, held, tl.where(held > 0, nodes, 0)
+
+
+@triton.jit
+def taken(keys, values, away, inside, there):
+    """Keys [width, step] and values [step, width] of one step of slots."""
+    k = tl.load(keys + away[None, :], inside[None, :] & there[:, None], 0.0)
+    return k, tl.load(values + away[:, None], inside[:, None] & there[None, :], 0.0)
+
+
+@triton.jit
+def weigh(q, k, v, seen, peak, total, found, scale):
+    """Take one step of slots into account."""
     if WIDEN:
         q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
     scores = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
@@ -49,6 +64,12 @@ def look(q, keys, values, away, seen, inside, peak, total, found, scale):
     weights, fade = tl.exp2(scores - safe[:, None]), tl.exp2(peak - safe)
     found = tl.dot(weights.to(v.dtype), v, found * fade[:, None], input_precision="ieee")
     return best, total * fade + tl.sum(weights, 1), found
+
+
+@triton.jit
+def sight(word, at):
+    """Which nodes each row sees, by the bits of its word."""
+    return ((word[:, None] >> (at % 64)[None, :].to(tl.int64)) & 1) != 0
 
 
 @triton.jit
@@ -82,55 +103,58 @@ def _attend(
     queries, out, parts, counters, pool, words, positions, blocks, plane, scale, window, lines,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, group: tl.constexpr, count: tl.constexpr,
     tile_r: tl.constexpr, tile_g: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr, tail: tl.constexpr,
-    splits: tl.constexpr,
+    splits: tl.constexpr, windowed: tl.constexpr,
 ):  # fmt: skip
-    wait()
     block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    many = tl.num_programs(0)
-    base, length = tl.load(blocks + block), tl.load(blocks + many + block).to(tl.int32)
-    first, held = tl.load(blocks + 2 * many + block).to(tl.int32), tl.load(blocks + 3 * many + block).to(tl.int32)
-    nodes = tl.load(blocks + 4 * many + block).to(tl.int32)
-    if held > 0:
-        index, dims = tl.arange(0, tile_r * tile_g), tl.arange(0, tile_d)
-        row, member = first + index // tile_g, index % tile_g
-        live, there = (index // tile_g < held) & (member < group), dims < width
-        line = row * heads + head * group + member
-        q = tl.load(queries + line[:, None] * width + dims[None, :], live[:, None] & there[None, :], 0.0)
-        oldest = tl.load(positions + row, live, 0).to(tl.int32) - window  # the newest slot that is out of sight
-        pace: tl.constexpr = kv_heads * width
-        last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
-        keys = pool + base * pace + head * width + dims[:, None]
-        values = pool + plane + base * pace + head * width + dims[None, :]
-        peak = tl.full((tile_r * tile_g,), float("-inf"), tl.float32)
-        total = tl.zeros((tile_r * tile_g,), tl.float32)
-        found = tl.zeros((tile_r * tile_g, tile_d), tl.float32)
-        if split < splits:
-            start = tl.maximum(length - window + 1, 0)
-            share = (length - start + splits * step - 1) // (splits * step) * step
-            start += split * share
-            end = tl.minimum(start + share, length)
-            for slot in range(start, end, step):
-                at = slot + tl.arange(0, step)
-                seen = (at < end)[None, :] & (at[None, :] > oldest[:, None])
-                peak, total, found = look(q, keys, values, at * pace, seen, at < end, peak, total, found, scale)
-        if split == last:
-            for node in range(0, nodes, tail):
-                word = tl.load(words + row * count + node // 64, live, 0)
-                at = node + tl.arange(0, tail)
-                seen = ((word[:, None] >> (at % 64)[None, :].to(tl.int64)) & 1) != 0
-                away = (length + at) * pace
-                peak, total, found = look(q, keys, values, away, seen, at < nodes, peak, total, found, scale)
-        let_in()
-        done, mask = True, live[:, None] & there[None, :]
-        if splits > 1:
-            counter = counters + block * kv_heads + head
-            found, total, done = merged(
-                found, peak, total, parts, counter, split, line, lines, live, mask, dims, width, splits
-            )  # fmt: skip
-        if done:
-            found = found / tl.where(total > 0, total, 1.0)[:, None]  # rows that are not live see nothing
-            place = out + line[:, None] * width + dims[None, :]
-            tl.store(place, found.to(out.dtype.element_ty), mask)
+    base, length, first, held, nodes = told(blocks + block, tl.num_programs(0))
+    index, dims = tl.arange(0, tile_r * tile_g), tl.arange(0, tile_d)
+    row, member = first + index // tile_g, index % tile_g
+    live, there = (index // tile_g < held) & (member < group), dims < width
+    pace: tl.constexpr = kv_heads * width
+    keys = pool + base * pace + head * width + dims[:, None]
+    values = pool + plane + base * pace + head * width + dims[None, :]
+    start = tl.maximum(length - window + 1, 0) if windowed else 0
+    share = (length - start + splits * step - 1) // (splits * step) * step
+    start += split * share
+    end = tl.minimum(start + share, length)
+    at, node = start + tl.arange(0, step), tl.arange(0, tail)
+    k, v = taken(keys, values, at * pace, at < end, there)
+    word = tl.load(words + row * count, live, 0)
+    wait()
+    last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
+    nodes = tl.where(split == last, nodes, 0)
+    drafted, said = taken(keys, values, (length + node) * pace, node < nodes, there)
+    line = row * heads + head * group + member
+    mask = live[:, None] & there[None, :]
+    q = tl.load(queries + line[:, None] * width + dims[None, :], mask, 0.0)
+    oldest = tl.load(positions + row, live & windowed, 0).to(tl.int32) - window  # the newest slot that is out of sight
+    peak = tl.full((tile_r * tile_g,), float("-inf"), tl.float32)
+    total = tl.zeros((tile_r * tile_g,), tl.float32)
+    found = tl.zeros((tile_r * tile_g, tile_d), tl.float32)
+    if split < splits:
+        seen = (at < end)[None, :] & ((at[None, :] > oldest[:, None]) | (not windowed))
+        peak, total, found = weigh(q, k, v, seen, peak, total, found, scale)
+        for slot in range(start + step, end, step):
+            at = slot + tl.arange(0, step)
+            k, v = taken(keys, values, at * pace, at < end, there)
+            seen = (at < end)[None, :] & ((at[None, :] > oldest[:, None]) | (not windowed))
+            peak, total, found = weigh(q, k, v, seen, peak, total, found, scale)
+    if split == last:
+        peak, total, found = weigh(q, drafted, said, sight(word, node), peak, total, found, scale)
+        for many in range(tail, nodes, tail):
+            drafted, said = taken(keys, values, (length + many + node) * pace, many + node < nodes, there)
+            word = tl.load(words + row * count + many // 64, live, 0)
+            peak, total, found = weigh(q, drafted, said, sight(word, many + node), peak, total, found, scale)
+    let_in()
+    done = True
+    if splits > 1:
+        counter = counters + block * kv_heads + head
+        found, total, done = merged(
+            found, peak, total, parts, counter, split, line, lines, live, mask, dims, width, splits
+        )  # fmt: skip
+    if done:
+        found = found / tl.where(total > 0, total, 1.0)[:, None]  # rows that are not live see nothing
+        tl.store(out + line[:, None] * width + dims[None, :], found.to(out.dtype.element_ty), mask)
 
 
 def attend(
@@ -154,11 +178,10 @@ def attend(
         splits //= 2
     _attend[many, heads.keys, splits + (splits > 1)](
         queries, out, parts, counters, planes, words, positions, blocks, planes.stride(0), scale * LOG2E,
-        window or NEVER, lines, heads.queries, heads.keys, heads.width, group, words.shape[1],
+        window, lines, heads.queries, heads.keys, heads.width, group, words.shape[1],
         max(cut.rows, 16 // triton.next_power_of_2(group)), triton.next_power_of_2(group), tile_d, cut.step, cut.tail,
-        splits, **options(cut.warps, cut.stages),
+        splits, window > 0, **options(cut.warps, cut.stages),
     )  # fmt: skip
 
 
 LOG2E = 1.4426950408889634  # weights are powers of two
-NEVER = 1 << 30  # a window that no text fills

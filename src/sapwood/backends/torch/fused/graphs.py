@@ -29,7 +29,6 @@ RING = 4  # passes that may be on their way to the device at once
 WAVE = 264  # programs that keep a large GPU busy: two for each multiprocessor
 CALM = 64  # programs with which a device is far from busy: then it pays to have more
 FEW = 8  # programs whose findings are merged in no time
-SHARE, WIDE_SHARE = 128, 512  # committed slots that one of few programs should at least walk, and one of many
 SHORT = 512  # lengths up to here share a shape
 
 
@@ -61,12 +60,19 @@ def cut_for(rows: int, sessions: int, longest: int, heads: Heads) -> Cut:
     each = max(1, (64 if large else 16) // group)
     programs = heads.keys * max(sessions, -(-rows // each))
     splits = 1
-    while splits < 32 and splits * programs < WAVE:
-        share = SHARE if programs <= CALM and splits < FEW else WIDE_SHARE
-        if 2 * splits * share > longest:
-            break
+    while splits < 32 and splits * programs < WAVE and 2 * splits * share(programs, splits) <= longest:
         splits *= 2
-    return Cut(each, splits, step=128, stages=2) if heads.width <= 64 else Cut(each, splits)
+    if heads.width > 64:
+        return Cut(each, splits)
+    once = longest == 256 * splits and not large  # all that a program walks, asked for before the queries are there
+    return Cut(each, splits, step=256 if once else 128, stages=2)
+
+
+def share(programs: int, splits: int) -> int:
+    """Committed slots that a program should at least walk, where so many programs would be split in so many."""
+    if programs > CALM or splits >= FEW:
+        return 512
+    return 128 if splits * programs <= CALM else 256
 
 
 def shape_of_one(rows: int, length: int, words: int, head: bool, heads: Heads) -> Shape:

@@ -51,11 +51,16 @@ def product(
 
 
 @triton.jit
-def sizes(squares, rows, m, k, parts, pace, eps, lift, tile_p: tl.constexpr):
-    """What rows that were multiplied by a norm's weight are still to be multiplied by, [rows]."""
+def left(squares, rows, m, parts, pace, tile_p: tl.constexpr):
+    """Squares that the makers of rows have left, [parts, rows]."""
     part = tl.arange(0, tile_p)
     there = (part < parts)[:, None] & (rows < m)[None, :]
-    squared = tl.load(squares + part[:, None] * pace + rows[None, :], there, 0.0)
+    return tl.load(squares + part[:, None] * pace + rows[None, :], there, 0.0)
+
+
+@triton.jit
+def sizes(squared, k, eps, lift):
+    """What rows that were multiplied by a norm's weight are still to be multiplied by, [rows]."""
     return lift * tl.rsqrt(tl.sum(squared, 0) / k + eps)
 
 
@@ -76,16 +81,15 @@ def gathered(sums, parts, counters, tile, part, m, rows, columns, width, split: 
 
 
 @triton.jit
-def finish(sums, out, scaled, squares, norm, rows, columns, part, m, n, pace, leaves: tl.constexpr):
-    """Sums to memory; and for the norm that follows, their products with its weight and their squares."""
+def finish(sums, out, scaled, squares, scale, rows, columns, part, m, n, pace, leaves: tl.constexpr):
+    """Sums to memory; and for the norm that follows, their products with its scale [columns] and their squares."""
     held = (rows[:, None] < m) & (columns[None, :] < n)
     place = rows[:, None] * n + columns[None, :]
     made = sums.to(out.dtype.element_ty)
     tl.store(out + place, made, held)
     if leaves:
         wide = tl.where(held, made.to(tl.float32), 0.0)
-        scale = tl.load(norm + columns, columns < n, 0.0).to(tl.float32)
-        tl.store(scaled + place, (wide * scale[None, :]).to(out.dtype.element_ty), held)
+        tl.store(scaled + place, (wide * scale.to(tl.float32)[None, :]).to(out.dtype.element_ty), held)
         tl.store(squares + part * pace + rows, tl.sum(wide * wide, 1), rows < m)
 
 
@@ -95,7 +99,7 @@ def _project(
     m, n, k, eps, lift, share, old_parts, old_pace, pace, size_ahead,
     normed: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr, leaves: tl.constexpr,
     even: tl.constexpr, tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
-    split: tl.constexpr, fetches: tl.constexpr,
+    split: tl.constexpr, fetches: tl.constexpr, soon: tl.constexpr,
 ):  # fmt: skip
     tile, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if fetches:
@@ -112,16 +116,23 @@ def _project(
         lines = tl.minimum(columns, n - 1)
         width = n
         goals = columns
-    if normed:  # what the end needs is asked for before the long loop
-        size = sizes(old_squares, rows, m, k, old_parts, old_pace, eps, lift, tile_p)
+    # what the end needs is asked for before the loop and used after it: a program stands still where it uses
+    # what has not come yet, and would ask for the loop's own rows and weights that much later
+    if normed:
+        squared = left(old_squares, rows, m, old_parts, old_pace, tile_p)
     if biased:
-        shift = tl.load(bias + goals, goals < n, 0.0).to(tl.float32)
+        shift = tl.load(bias + goals, goals < n, 0.0)
     if added:
         place = residual + rows[:, None] * n + goals[None, :]
-        base = tl.load(place, (rows[:, None] < m) & (goals[None, :] < n), 0.0).to(tl.float32)
+        base = tl.load(place, (rows[:, None] < m) & (goals[None, :] < n), 0.0)
+    scale = tl.load(norm + goals, goals < n, 0.0) if leaves else 0.0
     first = part * share
-    sums = product(x, weight, rows, lines, m, k, first, tl.minimum(first + share, k), even, tile_m, tile_n, tile_k)
-    let_in()
+    last = tl.minimum(first + share, k)
+    if soon:
+        let_in()
+    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k)
+    if not soon:
+        let_in()
     done = True
     if split > 1:
         sums, done = gathered(
@@ -129,17 +140,17 @@ def _project(
         )
     if done:
         if normed:
-            sums *= size[:, None]
+            sums *= sizes(squared, k, eps, lift)[:, None]
         if gated:
             gate, up = tl.split(tl.reshape(sums, (tile_m, tile_n // 2, 2)))
             made = gate * tl.sigmoid(gate) * up
         else:
             made = sums
         if biased:
-            made += shift[None, :]
+            made += shift.to(tl.float32)[None, :]
         if added:
-            made += base
-        finish(made, out, scaled, squares, norm, rows, goals, tile, m, n, pace, leaves)
+            made += base.to(tl.float32)
+        finish(made, out, scaled, squares, scale, rows, goals, tile, m, n, pace, leaves)
 
 
 class Given(NamedTuple):
@@ -219,7 +230,7 @@ def project(
         given.parts, given.pace, taken.pace, 0 if ahead is None else ahead.nbytes,
         given.normed, bias is not None, residual is not None, gate, taken.leaves, k % plan.inputs == 0,
         triton.next_power_of_2(max(given.parts, 1)), plan.rows, plan.outputs, plan.inputs, split, ahead is not None,
-        **options(plan.warps, plan.stages),
+        plan.soon, **options(plan.warps, plan.stages),
     )  # fmt: skip
 
 

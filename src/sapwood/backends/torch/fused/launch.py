@@ -1,7 +1,8 @@
 """What all kernels share: how they are launched, and how one follows the other.
 
 On devices that can, a kernel is launched while the one before it still runs, so that its launch costs no
-time. Every kernel therefore begins with `wait`, and the longer ones let the next one in before their end.
+time. Every kernel therefore waits before it touches what others made, and the longer ones let the next one
+in before their end.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -28,7 +29,11 @@ EARLY = tl.constexpr(overlaps())
 
 @triton.jit
 def wait():
-    """Until the kernels before are done; nothing that they write may be touched before this."""
+    """Until the kernels before are done.
+
+    Before this a kernel writes nothing, and reads only what the kernel right before it does not write: that
+    one has waited for all the others itself before it let anybody in.
+    """
     if EARLY:
         gdc_wait()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sapwood.backends.torch.fused import cut as cutting
 from sapwood.backends.torch.fused import kernels, topk
-from sapwood.backends.torch.fused.attention import merged
+from sapwood.backends.torch.fused.attention import merged, taken, weigh
 from sapwood.backends.torch.fused.cut import rank_of
 from sapwood.backends.torch.fused.kernels import gathered, product
 from sapwood.backends.torch.fused.launch import let_in, options, or_other, wait
@@ -122,7 +122,7 @@ def _heads(
     x, weight, facts, angles, keys, values, query, parts, counters, m, k, share, depth, before, slots,
     new: tl.constexpr, root_at: tl.constexpr, text_rows: tl.constexpr, seat: tl.constexpr, text: tl.constexpr,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, even: tl.constexpr,
-    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, split: tl.constexpr,
+    tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, split: tl.constexpr, soon: tl.constexpr,
 ):  # fmt: skip
     wait()
     half: tl.constexpr = width // 2
@@ -142,8 +142,12 @@ def _heads(
     angle = angles + tl.maximum(position, 0)[:, None] * width + dims[None, :]
     cosine, sine = tl.load(angle, there, 0.0), tl.load(angle + half, there, 0.0)
     first = part * share
-    sums = product(x, weight, rows, lines, m, k, first, tl.minimum(first + share, k), even, tile_m, tile_n, tile_k)
-    let_in()
+    last = tl.minimum(first + share, k)
+    if soon:
+        let_in()
+    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k)
+    if not soon:
+        let_in()
     done = True
     if split > 1:
         tiles = tl.num_programs(0)
@@ -191,7 +195,8 @@ def project_heads(
     _heads[tiles, split, triton.cdiv(m, plan.rows)](
         x, layer.qkv, facts, angles, keys, values, query, *kernels.workspace(x.device), m, k, share, depth, before,
         keys.shape[2], NEW, ROOT_AT, TEXT_ROWS, SEAT, depth == 0, heads, kv, layer.head_width, k % plan.inputs == 0,
-        plan.rows, outputs, plan.inputs, split, **options(plan.warps, plan.stages),
+        plan.rows, outputs, plan.inputs, split, plan.soon,
+        **options(plan.warps, plan.stages),
     )  # fmt: skip
 
 
@@ -201,15 +206,19 @@ def _attend(
     new: tl.constexpr, text_rows: tl.constexpr, seat: tl.constexpr, kv_heads: tl.constexpr, group: tl.constexpr,
     width: tl.constexpr, many: tl.constexpr, tile_m: tl.constexpr, tile_d: tl.constexpr, step: tl.constexpr,
 ):  # fmt: skip
-    wait()
     head, part = tl.program_id(0), tl.program_id(1)
     each, dims, ahead = tl.arange(0, tile_m), tl.arange(0, tile_d), tl.arange(0, step)
-    row, live = each // group, each < rows * group
+    row, live, inner = each // group, each < rows * group, dims < width
     line = row * kv_heads * group + head * group + each % group  # of [rows, heads]
-    end = (tl.load(facts + text_rows) + tl.load(facts + new)).to(tl.int32)
-    base = (tl.load(facts + seat) * kv_heads + head) * slots
-    inner = dims < width
-    q = tl.load(query + line[:, None] * width + dims[None, :], live[:, None] & inner[None, :], 0.0)
+    end = tl.load(facts + text_rows, cache_modifier=".cg") + tl.load(facts + new, cache_modifier=".cg")
+    base = (tl.load(facts + seat, cache_modifier=".cg") * kv_heads + head) * slots * width
+    ks, vs = keys + base + dims[:, None], values + base + dims[None, :]
+    share = tl.cdiv(tl.cdiv(end.to(tl.int32), many), step) * step
+    first = tl.maximum(part - 1, 0) * share
+    last = tl.minimum(first + share, end.to(tl.int32)) if part > 0 else 0
+    k, v = taken(ks, vs, (first + ahead) * width, first + ahead < last, inner)
+    wait()
+    asks, mask = query + line[:, None] * width + dims[None, :], live[:, None] & inner[None, :]
     peak = tl.full((tile_m,), float("-inf"), tl.float32)
     total = tl.zeros((tile_m,), tl.float32)
     read = tl.zeros((tile_m, tile_d), tl.float32)
@@ -217,38 +226,23 @@ def _attend(
         for start in range(0, count, step):
             at = start + ahead
             seen = tl.load(sees + row[:, None] * wide + at[None, :], live[:, None] & (at < count)[None, :], 0) > 0
-            away = ((base + end + at) * width)[None, :] + dims[:, None]
-            peak, total, read = glance(q, keys, values, away, seen, at < count, inner, peak, total, read, scale)
+            near, told = taken(ks, vs, (end + at) * width, at < count, inner)
+            peak, total, read = weigh(tl.load(asks, mask, 0.0), near, told, seen, peak, total, read, scale)
     else:
-        share = tl.cdiv(tl.cdiv(end, many), step) * step
-        first = (part - 1) * share
-        last = tl.minimum(first + share, end)
-        for start in range(first, last, step):
+        q = tl.load(asks, mask, 0.0)
+        peak, total, read = weigh(q, k, v, (first + ahead < last)[None, :], peak, total, read, scale)
+        for start in range(first + step, last, step):
             at = start + ahead
-            away = ((base + at) * width)[None, :] + dims[:, None]
-            seen = live[:, None] & (at < last)[None, :]
-            peak, total, read = glance(q, keys, values, away, seen, at < last, inner, peak, total, read, scale)
+            near, told = taken(ks, vs, at * width, at < last, inner)
+            peak, total, read = weigh(q, near, told, (at < last)[None, :], peak, total, read, scale)
     let_in()
-    lines, mask = rows * kv_heads * group, live[:, None] & inner[None, :]
+    lines = rows * kv_heads * group
     read, total, done = merged(
         read, peak, total, parts, counters + head, part, line, lines, live, mask, dims, width, many
     )  # fmt: skip
     if done:
         read = read / tl.where(live, total, 1.0)[:, None]
         tl.store(out + line[:, None] * width + dims[None, :], read.to(out.dtype.element_ty), mask)
-
-
-@triton.jit
-def glance(q, keys, values, away, seen, there, inner, peak, total, read, scale):
-    """Take one step of keys [d, step] into account."""
-    k = tl.load(keys + away, inner[:, None] & there[None, :], 0.0)
-    v = tl.trans(tl.load(values + away, inner[:, None] & there[None, :], 0.0))
-    scores = tl.where(seen, tl.dot(q.to(k.dtype), k, input_precision="ieee") * scale, float("-inf"))
-    best = tl.maximum(peak, tl.max(scores, 1))
-    safe = tl.where(best == float("-inf"), 0.0, best)
-    weights, fade = tl.exp2(scores - safe[:, None]), tl.exp2(peak - safe)
-    read = tl.dot(weights.to(v.dtype), v, read * fade[:, None], input_precision="ieee")
-    return best, total * fade + tl.sum(weights, 1), read
 
 
 def attend(

@@ -20,7 +20,7 @@ from sapwood.backends.torch.fused.fetch import following
 from sapwood.backends.torch.fused.graphs import MOST, Inbox, Load, Lone, Shape, loads, shape_of_one
 from sapwood.backends.torch.fused.kernels import project
 from sapwood.backends.torch.fused.place import place
-from sapwood.backends.torch.fused.pointwise import best_tokens, normalise, prepare
+from sapwood.backends.torch.fused.pointwise import best_tokens, enter, normalise
 from sapwood.backends.torch.fused.pool import Pool
 from sapwood.backends.torch.fused.qkv import Heads, project_heads
 from sapwood.backends.torch.fused.sayer import Sayer
@@ -186,7 +186,8 @@ class Fused:
         """All kernels of a pass, over buffers that stay where they are."""
         model, desk, m, depth = self.model, self.desk, shape.rows, len(self.model.layers)
         x = self._input(0, m)
-        prepare(x, model.embedding, self.inbox.parts(shape)[0])
+        tokens, positions = self.inbox.parts(shape)[:2]
+        enter(x, model.embedding, tokens, self.angles, positions, desk.turns)
         for index in range(depth):
             x = self._layer(index, x, shape)
         if depth in desk.watched or not shape.head:
@@ -213,7 +214,7 @@ class Fused:
         _, positions, slots, blocks, words = self.inbox.parts(shape)
         planes, queries, read = self.pool.planes(index), desk.queries[:m], desk.read[:m]
         project_heads(
-            x, layer.qkv, queries, planes, heads=self.heads, angles=self.angles, positions=positions, slots=slots,
+            x, layer.qkv, queries, planes, heads=self.heads, angles=desk.turns, slots=slots,
             bias=layer.qkv_bias, query_norm=layer.query_norm, key_norm=layer.key_norm,
         )  # fmt: skip
         attend(

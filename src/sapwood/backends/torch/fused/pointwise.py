@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.launch import options, or_other, wait
+from sapwood.backends.torch.fused.launch import options, wait
 from sapwood.backends.torch.fused.stream import Scale, Stream
 
 PIECE = 2048  # logits that one program looks at
@@ -33,27 +33,60 @@ def normalise(x: Tensor, scale: Scale, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def _prepare(table, lines, x, norm, scaled, squares, width, taken: tl.constexpr, tile: tl.constexpr):
-    wait()
-    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, tile)
-    inside = columns < width
-    source = tl.load(lines + row) if taken else row
-    made = tl.load(table + source * width + columns, inside, 0.0)
-    wide = made.to(tl.float32)
-    if taken:
-        tl.store(x + row * width + columns, made, inside)
-    scale = tl.load(norm + columns, inside, 0.0).to(tl.float32)
+def leave(made, norm, scaled, squares, row, columns, inside, width):
+    """Leave beside a row what its norm needs."""
+    wide, scale = made.to(tl.float32), tl.load(norm + columns, inside, 0.0).to(tl.float32)
     tl.store(scaled + row * width + columns, (wide * scale).to(made.dtype), inside)
     tl.store(squares + row, tl.sum(wide * wide, 0))
 
 
-def prepare(stream: Stream, table: Tensor | None = None, lines: Tensor | None = None) -> None:
-    """Leave beside the rows of a stream what their norm needs; first take them from these lines of a table."""
+@triton.jit
+def _prepare(x, norm, scaled, squares, width, tile: tl.constexpr):
+    wait()
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, tile)
+    inside = columns < width
+    leave(tl.load(x + row * width + columns, inside, 0.0), norm, scaled, squares, row, columns, inside, width)
+
+
+def prepare(stream: Stream) -> None:
+    """Leave beside the rows of a stream what their norm needs."""
     m, width = stream.x.shape
     tile, margin = triton.next_power_of_2(width), stream.margin
     _prepare[m,](
-        or_other(table, stream.x), or_other(lines, stream.x), stream.x, stream.scale.norm, margin.scaled,
-        margin.squares, width, table is not None, tile, **options(8 if tile > 2048 else 4),
+        stream.x, stream.scale.norm, margin.scaled, margin.squares, width, tile, **options(8 if tile > 2048 else 4)
+    )  # fmt: skip
+    stream.parts = 1
+
+
+@triton.jit
+def _enter(
+    table, tokens, x, norm, scaled, squares, angles, positions, turns, width, turn,
+    tile: tl.constexpr, tile_t: tl.constexpr,
+):  # fmt: skip
+    wait()
+    row, columns, each = tl.program_id(0).to(tl.int64), tl.arange(0, tile), tl.arange(0, tile_t)
+    inside, token, at = columns < width, tl.load(tokens + row), tl.load(positions + row)
+    made = tl.load(table + token * width + columns, inside, 0.0)
+    angle = tl.load(angles + at * turn + each, each < turn, 0.0)
+    tl.store(x + row * width + columns, made, inside)
+    tl.store(turns + row * turn + each, angle, each < turn)
+    leave(made, norm, scaled, squares, row, columns, inside, width)
+
+
+def enter(
+    stream: Stream,  # [m, width]
+    table: Tensor,  # [vocab, width]
+    tokens: Tensor,  # [m]
+    angles: Tensor,  # [positions, head width] float32
+    positions: Tensor,  # [m]
+    turns: Tensor,  # [m, head width] float32, out
+) -> None:
+    """Begin a pass: rows from a table of embeddings with what their norm needs, and the angles of their positions."""
+    m, width = stream.x.shape
+    tile, margin, turn = triton.next_power_of_2(width), stream.margin, angles.shape[1]
+    _enter[m,](
+        table, tokens, stream.x, stream.scale.norm, margin.scaled, margin.squares, angles, positions, turns, width,
+        turn, tile, triton.next_power_of_2(turn), **options(8 if tile > 2048 else 4),
     )  # fmt: skip
     stream.parts = 1
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.fused.kernels import Given, product, project, sizes
+from sapwood.backends.torch.fused.kernels import Given, left, product, project, sizes
 from sapwood.backends.torch.fused.launch import let_in, options, or_other, wait
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan, plan_of
 from sapwood.backends.torch.fused.stream import Stream
@@ -30,13 +30,12 @@ class Heads:
 
 
 @triton.jit
-def bearings(rows, dims, head, m, angles, positions, slots, heads: tl.constexpr, width: tl.constexpr):
-    """Cosines and sines [rows, dims] of the rows' positions, and the slots [rows] of keys and values."""
+def bearings(rows, dims, head, m, angles, slots, heads: tl.constexpr, width: tl.constexpr):
+    """Cosines and sines [rows, dims] of rows, and the slots [rows] of keys and values."""
     half: tl.constexpr = width // 2
     there, live = dims[None, :] < half, rows < m
-    at = tl.load(positions + rows, live, 0)
     slot = tl.load(slots + rows, live & (head >= heads), -1)
-    angle = angles + at[:, None] * width + dims[None, :]
+    angle = angles + rows[:, None] * width + dims[None, :]
     return tl.load(angle, live[:, None] & there, 0.0), tl.load(angle + half, live[:, None] & there, 0.0), slot
 
 
@@ -73,11 +72,11 @@ def turn(
 
 @triton.jit(do_not_specialize=["m", "parts"])
 def _qkv(
-    x, weight, squares, queries, pool, bias, query_norm, key_norm, angles, positions, slots,
+    x, weight, squares, queries, pool, bias, query_norm, key_norm, angles, slots,
     m, k, eps, lift, parts, pace, plane,
     biased: tl.constexpr, head_normed: tl.constexpr, even: tl.constexpr,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
-    tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+    tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, soon: tl.constexpr,
 ):  # fmt: skip
     wait()
     dims_per: tl.constexpr = tile_n // 2  # a tile holds pairs of one head that rotate together
@@ -87,10 +86,14 @@ def _qkv(
     rows = block * tile_m + tl.arange(0, tile_m)
     columns, dims = tl.arange(0, tile_n), first + tl.arange(0, dims_per)
     lines = head * width + tl.minimum(first + columns // 2, width // 2 - 1) + (columns % 2) * (width // 2)
-    cosine, sine, slot = bearings(rows, dims, head, m, angles, positions, slots, heads, width)
-    size = sizes(squares, rows, m, k, parts, pace, eps, lift, tile_p)
-    sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k) * size[:, None]
-    let_in()
+    cosine, sine, slot = bearings(rows, dims, head, m, angles, slots, heads, width)
+    squared = left(squares, rows, m, parts, pace, tile_p)
+    if soon:
+        let_in()
+    sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k)
+    if not soon:
+        let_in()
+    sums *= sizes(squared, k, eps, lift)[:, None]
     if biased:
         sums += tl.load(bias + lines).to(tl.float32)[None, :]
     low, high = tl.split(tl.reshape(sums, (tile_m, dims_per, 2)))
@@ -102,7 +105,7 @@ def _qkv(
 
 @triton.jit(do_not_specialize=["m"])
 def _turn(
-    made, queries, pool, query_norm, key_norm, angles, positions, slots, m, eps, plane,
+    made, queries, pool, query_norm, key_norm, angles, slots, m, eps, plane,
     head_normed: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
     tile_m: tl.constexpr, tile_d: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +116,7 @@ def _turn(
     there = (rows[:, None] < m) & (dims[None, :] < width // 2)
     low = tl.load(place, there, 0.0).to(tl.float32)
     high = tl.load(place + width // 2, there, 0.0).to(tl.float32)
-    cosine, sine, slot = bearings(rows, dims, head, m, angles, positions, slots, heads, width)
+    cosine, sine, slot = bearings(rows, dims, head, m, angles, slots, heads, width)
     turn(
         low, high, cosine, sine, slot, rows, dims, head, m, queries, pool, plane, query_norm, key_norm, eps,
         head_normed, heads, kv_heads, width,
@@ -127,8 +130,7 @@ def project_heads(
     planes: Tensor,  # [2, ..., slots, kv heads, width] contiguous: keys and values of the layer, out
     *,
     heads: Heads,
-    angles: Tensor,  # [positions, width] float32, cosines then sines
-    positions: Tensor,  # [m]
+    angles: Tensor,  # [m, width] float32, cosines then sines
     slots: Tensor,  # [m] which slot of the planes takes a row's key and value, -1 for none
     bias: Tensor | None = None,
     query_norm: Tensor | None = None,  # [width], with key_norm
@@ -146,15 +148,15 @@ def project_heads(
         project(x, weight, made, bias=bias, plan=LIBRARY)
         half = triton.next_power_of_2(heads.width // 2)
         _turn[heads.all, triton.cdiv(m, 16)](
-            made, queries, planes, *norms, angles, positions, slots, m, eps, plane, *shape, 16, half, **options()
+            made, queries, planes, *norms, angles, slots, m, eps, plane, *shape, 16, half, **options()
         )  # fmt: skip
         return
     whole = triton.next_power_of_2(heads.width)  # a norm needs the whole head
     tile, given = whole if query_norm is not None else min(plan.outputs, whole), Given.by(x)
     grid = heads.all * triton.cdiv(heads.width, tile), triton.cdiv(m, plan.rows)
     _qkv[grid](
-        given.rows, weight, given.squares, queries, planes, or_other(bias, weight), *norms, angles, positions, slots,
+        given.rows, weight, given.squares, queries, planes, or_other(bias, weight), *norms, angles, slots,
         m, k, eps, given.lift, given.parts, given.pace, plane, bias is not None, *shape[:1], k % plan.inputs == 0,
         *shape[1:], triton.next_power_of_2(given.parts), plan.rows, tile, plan.inputs,
-        **options(plan.warps, plan.stages),
+        plan.soon, **options(plan.warps, plan.stages),
     )  # fmt: skip

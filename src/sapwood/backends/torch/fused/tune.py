@@ -96,7 +96,7 @@ def remember(file: Path) -> None:
 def stages(network: Fused, rows: int) -> dict[str, tuple[Tensor, str, list[Call]]]:
     """Each projection: a weight, its kind, and calls on as many layers as the cache cannot hold."""
     model, first = network.model, network.model.layers[0]
-    nowhere = torch.tensor([[0], [-1]], device=network.device).repeat(1, rows)  # positions, and slots of no seat
+    nowhere = torch.full((rows,), -1, device=network.device)  # slots of no seat
     several = {
         "qkv": (first.qkv, "qkv", partial(_qkv, network, rows, nowhere)),
         "out": (first.out, "plain", partial(_out, network, rows)),
@@ -120,7 +120,7 @@ def _rows(network: Fused, rows: int) -> Stream:
 def _qkv(network: Fused, rows: int, nowhere: Tensor, layer: Layer, plan: Plan) -> None:
     project_heads(
         _rows(network, rows), layer.qkv, network.desk.queries[:rows], network.pool.planes(0), heads=network.heads,
-        angles=network.angles, positions=nowhere[0], slots=nowhere[1], bias=layer.qkv_bias,
+        angles=network.desk.turns, slots=nowhere, bias=layer.qkv_bias,
         query_norm=layer.query_norm, key_norm=layer.key_norm, plan=plan,
     )  # fmt: skip
 
