@@ -20,9 +20,10 @@ from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
 from sapwood.protocols import Chunk, Drafter, Request, Scores, Work
 from sapwood.recipe import Recipe
-from sapwood.records import NO_NODES, Budget, Draw, Outcome, Times
+from sapwood.records import NO_NODES, Budget, Draw, Outcome, Times, Verdict
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
+from sapwood.tree import ROOT, Tree
 from sapwood.verifiers.match import Match
 from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
@@ -122,6 +123,16 @@ def test_max_tokens_is_met_exactly_inside_a_path(max_tokens: int) -> None:
         assert emitted <= max_tokens
         if emitted == max_tokens:
             return
+
+
+def test_of_a_verdict_no_more_is_taken_than_is_wanted() -> None:
+    tree = Tree(5)
+    path = [ROOT]
+    for token in (6, 7, 8):
+        path.append(tree.add(path[-1], token, 1.0))
+    verdict = Verdict(tuple(path), 9)
+    assert [verdict.within(tokens, tree) for tokens in (4, 5)] == [verdict, verdict]
+    assert [verdict.within(tokens, tree) for tokens in (3, 1)] == [Verdict((0, 1, 2), 8), Verdict((0,), 6)]
 
 
 @pytest.mark.parametrize("context", [5, 6, 7, 12, 23])

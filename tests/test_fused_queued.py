@@ -14,6 +14,7 @@ require()
 
 from sapwood.backends.torch.fused import network, plain  # noqa: E402
 from sapwood.backends.torch.fused.backend import FusedBackend  # noqa: E402
+from sapwood.backends.torch.fused.desk import Stopwatch  # noqa: E402
 from sapwood.backends.torch.fused.facts import Facts, Moved  # noqa: E402
 from sapwood.backends.torch.fused.foreseen import Foreseen  # noqa: E402
 from sapwood.backends.torch.fused.grow import Grower  # noqa: E402
@@ -114,6 +115,23 @@ def test_a_pass_in_vain_changes_nothing(target: Whole, fates: list[str], monkeyp
     assert ("take_up", "follow") in pairwise(fates)
     never(monkeypatch)
     assert [outcome.tokens for outcome in ours] == [outcome.tokens for outcome in rounds(target, recipe, sampling, 9)]
+
+
+@pytest.mark.parametrize("most", [8, 11])
+def test_a_request_ends_inside_a_tree_that_was_queued(
+    most: int, target: Whole, fates: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopwatch, "seconds", lambda watch: 1e-3)  # as on a device
+    recipe, said = recipe_of(tame_head(), 4, BUDGET), list[int]()
+    for outcome in running(Engine(target, recipe), Sampling(max_tokens=most)):
+        said += outcome.tokens
+        if len(said) >= most:
+            break
+    assert len(said) == most
+    assert fates[-1] == "take_up"  # what was begun goes on, even where one token is wanted
+    never(monkeypatch)
+    whole = [token for outcome in rounds(target, recipe, Sampling(max_tokens=99), most) for token in outcome.tokens]
+    assert said == whole[:most]
 
 
 def test_requests_that_take_turns_do_not_take_each_others_pass(target: Whole, fates: list[str]) -> None:

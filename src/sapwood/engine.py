@@ -35,6 +35,8 @@ from sapwood.rng import Rng
 from sapwood.sampling import Sampler, Sampling
 from sapwood.tree import CAPACITY, Tree
 
+NEAR = 2  # tokens before the end of a request at which the next round most likely does not come
+
 
 def no_loader(name: str) -> Backend:
     """Stands in where an engine was given no way to load further models."""
@@ -125,7 +127,8 @@ class Decoding:
             join(self.controller, company)
             self.coming = None
         coming, self.coming = self.coming or Coming(self.controller.budget()), None
-        self.budget, self.growing = coming.budget.within(*self.room(most)), coming.growing
+        self.growing = coming.growing
+        self.budget = coming.budget.within(*self.room(most, begun=self.growing > 0))
         levels = coming.levels if self.budget is coming.budget else None
         self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, levels)
 
@@ -153,7 +156,7 @@ class Decoding:
             self.clock.book("verify", joint.seconds)
         laws = PathLaws(self.tree, scores, self.sampler)
         context = self.session.length
-        verdict = self.verifier.verify(self.tree, laws, context, self.rng)
+        verdict = self.verifier.verify(self.tree, laws, context, self.rng).within(max(self.left, 1), self.tree)
         self.session.commit(verdict.path)
         self.clock.lap("verify")
         self.judged = self.clock.last
@@ -172,7 +175,8 @@ class Decoding:
     def foresee(self) -> "Coming":
         """The next round's budget; a device may begin its tree when it knows the verdict, before the host does."""
         budget = self.controller.budget()
-        if not budget.nodes or budget.within(*self.room(CAPACITY - 1)) is not budget:  # the end is near
+        fits = budget.within(*self.room(CAPACITY - 1, begun=True)) is budget
+        if not budget.nodes or not fits or self.left <= NEAR:
             return Coming(budget)
         levels, ask = whole(self.drafter, self.policy, budget), getattr(self.drafter, "foresee", None)
         return Coming(budget, levels, 0.0 if levels is None or ask is None else ask(levels))
@@ -184,13 +188,16 @@ class Decoding:
             for part in (self.policy, self.verifier, self.controller):
                 part.observe(outcome)
 
-    def room(self, most: int) -> tuple[int, int]:
-        """Nodes and depth that context, request and backend leave for a tree."""
-        depth = min(
-            self.info.context - self.session.length - 2,
-            self.sampler.sampling.max_tokens - self.sampler.emitted - 1,  # the bonus comes on top
-        )
-        return min(most, self.info.max_nodes - 1), depth
+    @property
+    def left(self) -> int:
+        """Tokens that the request still wants."""
+        return self.sampler.sampling.max_tokens - self.sampler.emitted
+
+    def room(self, most: int, *, begun: bool = False) -> tuple[int, int]:
+        """Nodes and depth that context, request and backend leave for a tree; one that has begun to grow goes on."""
+        depth = self.info.context - self.session.length - 2
+        wanted = depth if begun else self.left - 1  # the bonus comes on top
+        return min(most, self.info.max_nodes - 1), min(depth, wanted)
 
     def close(self) -> None:
         """Learn from the last round and free the request's memory, all of it even where a part fails."""

@@ -139,6 +139,12 @@ class Verdict:
         """Drafted tokens that stay."""
         return len(self.path) - 1
 
+    def within(self, tokens: int, tree: Tree) -> "Verdict":
+        """The same verdict on `tree`, of which no more than so many tokens are wanted, the bonus included."""
+        if len(self.path) <= tokens:
+            return self
+        return Verdict(self.path[:tokens], int(tree.tokens[self.path[tokens]]))
+
 
 @dataclass(frozen=True, slots=True)
 class Times:

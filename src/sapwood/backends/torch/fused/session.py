@@ -83,7 +83,8 @@ class FusedSession(TorchSession):
     def _tidy(self) -> None:
         """Put the kept path in its place: only now, so that the next tree could begin to grow before."""
         if self._owed is not None:
-            self._owed.pay()
+            with torch.inference_mode():
+                self._owed.pay()
             self._owed = None
 
     def _settle(self) -> None:
@@ -95,7 +96,6 @@ class FusedSession(TorchSession):
         self._tree = None
         super().advance(rows)
 
-    @torch.inference_mode()
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         seat, tree = self.seat, self._tree
@@ -114,7 +114,8 @@ class FusedSession(TorchSession):
             parcel, moved = tree.turn.parcel, Moved(self._length, stay, len(path))
             self._owed = parcel.owed = Walked(gather, parcel, moved)
         elif stay < len(path):
-            seat.move([self._length + node for node in path[stay:]], self._length + stay)
+            with torch.inference_mode():
+                seat.move([self._length + node for node in path[stay:]], self._length + stay)
         self.advance(len(path))
 
     def extend(self, rows: int) -> tuple[Block, Span]:

@@ -253,8 +253,9 @@ class DeviceTree(Tree):
         return self.turn.parcel.rows if self.turn.live else None
 
     def path_rows(self, path: tuple[int, ...]) -> Tensor | None:
-        """The nodes of a path on the device, [path], where it is the one that was walked there."""
-        return self.turn.parcel.path[: len(path)] if self.turn.live and path == self.turn.path else None
+        """The nodes of a path on the device, [path], where it is the one that was walked there, or its beginning."""
+        walked = self.turn.live and path == self.turn.path[: len(path)]
+        return self.turn.parcel.path[: len(path)] if walked else None
 
 
 def aboard(tree: Tree, device: torch.device) -> DeviceTree:
