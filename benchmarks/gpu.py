@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_idle import idle_part
 from gpu_shapes import shapes_part
 from gpu_tools import Limit, Record, random_tree, seconds_of
 
@@ -32,6 +33,7 @@ from sapwood.tree import Tree
 RECIPES = {"plain": True, "eagle3": False, "auto": False}  # True where it must run
 NODES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 512  # committed tokens of the passes by nodes
+IDLE = 6  # further prompts on which the host's share is measured
 HOT = 0.8  # temperature of the second run
 HOT_RECIPES = ("plain", "auto")
 WARM_UP = (
@@ -107,9 +109,9 @@ def interleaved(
 def decoding_part(llm: LLM, ask: argparse.Namespace, limit: Limit, record: Record) -> None:
     """Recipes at temperature 0 and hot, and Hugging Face on some of the same prompts."""
     assert llm.text is not None, "decoding needs a tokenizer"
-    every = gather(ask.suite, (), ask.prompts + WARM_UP)
+    every = gather(ask.suite, (), ask.prompts + WARM_UP + IDLE)
     whole = [prompt.tokens(llm.target.info, llm.text) for prompt in every]
-    prompts, texts, others = every[: ask.prompts], whole[: ask.prompts], whole[ask.prompts :]
+    prompts, texts, others = every[: ask.prompts], whole[: ask.prompts], whole[ask.prompts : ask.prompts + WARM_UP]
     warm = sorted([*others, max(texts, key=len)[::-1]], key=len)  # no text twice: it would be known by heart
     cold = Sampling(max_tokens=ask.tokens, stop_ids=llm.text.eos)
     lineup, per_pass, kept = assemble(llm, RECIPES), {}, {}
@@ -129,6 +131,8 @@ def decoding_part(llm: LLM, ask: argparse.Namespace, limit: Limit, record: Recor
         record.keep("decoding", kept)
         if name == "greedy":
             plain = [run.tokens for run in runs["plain"]]
+            if llm.target.info.name == "fused":
+                idle_part(lineup, whole[ask.prompts + WARM_UP :], cold, record)
     for recipe in (r for r in HOT_RECIPES if ("hot", r) in per_pass):
         cost = per_pass["hot", recipe] / per_pass["greedy", recipe]
         record.say(f"    a pass of {recipe} at temperature {HOT} takes {cost:.3f} x one at 0")

@@ -106,6 +106,22 @@ def test_the_others_know_the_whole_text() -> None:
     decoding.close()
 
 
+def test_a_prompt_is_looked_up_while_the_first_pass_runs() -> None:
+    _, whole = backends()
+    decoding = Decoding(Engine(whole, auto(tame_head())), make_text(20, 1), Sampling(max_tokens=40), Keyed(0))
+    drafter: Any = decoding.drafter
+    suffix: Any = drafter.drafters[0]
+    work = decoding.draft()
+    assert suffix.local_.size == 0
+    assert isinstance(work.tree, DeviceTree)
+    [scores] = whole.score([work])
+    tokens = decoding.judge(scores).tokens
+    assert suffix.local_.size == 20
+    drafter._catch_up()
+    assert suffix.local_.size == 20 + len(tokens)
+    decoding.close()
+
+
 # ------------------------------------------------------------------------------- learning while it grows
 def test_parts_learn_while_the_next_tree_grows_and_from_the_last_round_too() -> None:
     _, whole = backends()
@@ -233,6 +249,7 @@ def test_what_promises_less_than_a_drafted_tree_is_not_recited() -> None:
     setting, prompt = Setting(Toy("a"), flat(), no_loader), [1, 2, 3, 4, 5, 6] * 4
     merge.bind(setting)
     merge.reset(Request(prompt, Sampler(Sampling(), prompt), Toy("a").open(prompt[:-1])))
+    merge.foresee(Levels(1, 1, 1, 1))  # as while the first pass runs
     able = Levels(20, 4, 4, 3, hope=1.0, longest=9)
     tree = merge.grow(prompt[-1], able)
     assert tree is not None
@@ -246,6 +263,7 @@ def test_who_recited_wrongly_is_believed_less() -> None:
     setting, prompt = Setting(Toy("a"), flat(), no_loader), [1, 2, 3, 4, 5, 6] * 4
     merge.bind(setting)
     merge.reset(Request(prompt, Sampler(Sampling(), prompt), Toy("a").open(prompt[:-1])))
+    merge.foresee(Levels(1, 1, 1, 1))  # as while the first pass runs
     able = Levels(20, 4, 4, 3, hope=4.0, longest=9)
     for _ in range(6):
         tree = merge.grow(prompt[-1], able)

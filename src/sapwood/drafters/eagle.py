@@ -10,13 +10,14 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from sapwood.arrays import FloatArray, IntArray
 from sapwood.drafters.draw import draft_law, kind, propose, ranks_do
-from sapwood.drafters.rows import Cache, best, check, leading, lineage, tensor
+from sapwood.drafters.rows import Cache, best, check, joined, leading, lineage, tensor
 from sapwood.errors import SapwoodError
 from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
@@ -164,7 +165,9 @@ class Eagle(Part):
         features, tokens = self._unread()
         if spare := max(len(tokens) - self.grower.text, 0):
             early, features = tensor(features).tensor_split([spare])
-            self._read_text(early, tokens[:spare], self.committed_ - len(tokens))
+            ask = getattr(self.grower, "read", None)  # where rows lie in one pool on a device
+            read = self._read_text if ask is None else partial(ask, self.cache_)
+            read(early, tokens[:spare], self.committed_ - len(tokens))
         return features, tokens[spare:]
 
     def foresee(self, levels: Levels) -> float:
@@ -182,11 +185,8 @@ class Eagle(Part):
 
     def _unread(self) -> tuple[Any, list[int]]:
         """Features of the text that is new, or a claim on them, and the token after each; from now on it is read."""
-        import torch
-
         parts, self.unread_ = self.unread_, []
-        tokens = [token for _, tokens in parts for token in tokens]
-        return (parts[0][0] if len(parts) == 1 else torch.cat([tensor(features) for features, _ in parts])), tokens
+        return joined([features for features, _ in parts]), [token for _, tokens in parts for token in tokens]
 
     # ------------------------------------------------------------------------------- once per level
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:

@@ -135,6 +135,9 @@ class Merge(Part):
     def foresee(self, levels: Levels) -> float:
         """Have the drafter that grows whole trees begin the next one, unless what comes may be known by heart."""
         self._catch_up()  # the device is at work
+        for drafter in self.drafters:
+            if getattr(drafter, "patient", False):
+                drafter.catch_up()  # type: ignore[attr-defined]
         if any(getattr(drafter, "at_home", False) for drafter in self.drafters):
             return 0.0
         asks = (getattr(drafter, "foresee", None) for drafter in self.drafters)

@@ -89,6 +89,13 @@ def tensor(features: Any) -> "Tensor":
     return found
 
 
+def joined(parts: Sequence[Any]) -> Any:
+    """Features of several texts as one; of a single one, or a claim on them, as they are."""
+    import torch
+
+    return parts[0] if len(parts) == 1 else torch.cat([tensor(features) for features in parts])
+
+
 def leading(net: Any, outputs: "Tensor", count: int, vocabulary: IntArray) -> tuple[IntArray, FloatArray]:
     """Best tokens of each row and their probabilities, both [rows, count], found by the head itself where it can."""
     own = getattr(net, "best", None)

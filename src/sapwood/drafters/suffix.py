@@ -60,9 +60,8 @@ class Suffix(Part):
         self.earlier = Memory(self.memory)
 
     def reset(self, request: Request) -> None:
-        """Read the prompt."""
-        self.local_ = Automaton()
-        self.local_.learn(request.prompt)
+        """Take the prompt; it is read when it is first needed, or while others are at work."""
+        self.local_, self.unread_ = Automaton(), request.prompt
         self.past_ = [book for book in (self.earlier.young, self.earlier.old) if book.size]
         self.ends_ = [(START, 0) for _ in self.past_]  # how each book matches the end of the text
         self._follow(request.prompt[-REACH:])
@@ -70,8 +69,15 @@ class Suffix(Part):
         self.matches_: dict[int, list[Match]] = {}  # node -> match in the text and in each book
         self.output_ = list(request.prompt[-LEAD:])
 
+    def catch_up(self) -> None:
+        """Read the prompt, unless that was done."""
+        prompt, self.unread_ = self.unread_, ()
+        if prompt:
+            self.local_.learn(prompt)
+
     def observe(self, outcome: Outcome) -> None:
         """Append what was emitted."""
+        self.catch_up()
         self.local_.extend(outcome.tokens)
         self._follow(outcome.tokens)
         self.output_ += outcome.tokens
@@ -83,7 +89,7 @@ class Suffix(Part):
     @property
     def at_home(self) -> bool:
         """True where the text at hand has matched an earlier one for a while, so that the next words may be known."""
-        return max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
+        return not self.unread_ and max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
 
     def recite(self, root: int, longest: int) -> Tree:
         """The likeliest continuation of the text as one path, for as long as it is likely."""
@@ -117,6 +123,7 @@ class Suffix(Part):
     def _match_of(self, tree: Tree, node: int) -> list[Match]:
         """How the text and each book match the path to a node of this tree."""
         if tree is not self.tree_:
+            self.catch_up()
             self.tree_, self.matches_ = tree, {ROOT: [self.local_.match(), *self.ends_]}
         return self._match(tree, node)
 

@@ -18,7 +18,7 @@ from sapwood.backends.torch.fused.network import Fused
 from sapwood.backends.torch.fused.pool import Seat
 from sapwood.backends.torch.fused.queued import Queued, Runner
 from sapwood.backends.torch.fused.session import FusedSession
-from sapwood.backends.torch.fused.tree import DeviceTree, aboard
+from sapwood.backends.torch.fused.tree import ROWS, DeviceTree, aboard
 from sapwood.backends.torch.llama import Llama, describe
 from sapwood.backends.torch.model import TorchBackend, check_apart
 from sapwood.backends.torch.network import Rows
@@ -173,7 +173,7 @@ class FusedBackend(TorchBackend):
 
     def _on_device(self, session: FusedSession, tree: DeviceTree, queued: Queued | None) -> Answer | None:
         """Run a tree that lies on the device, unless that is under way."""
-        if (rows := tree.rows) is None or len(tree) > len(rows.tokens) or not self._fits(session, tree.turn.depth):
+        if (rows := tree.rows) is None or len(tree) > ROWS or not self._fits(session, tree.turn.depth):
             return None
         self._leave()
         moved, turn, nodes = session.prepare(tree), tree.turn, len(tree)

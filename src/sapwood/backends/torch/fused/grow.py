@@ -19,6 +19,7 @@ from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angl
 from sapwood.backends.torch.fused.foreseen import Foreseen
 from sapwood.backends.torch.fused.layer import Form, describe, form_of
 from sapwood.backends.torch.fused.plain import FACTS, HOME, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
+from sapwood.backends.torch.fused.reading import read
 from sapwood.backends.torch.fused.seats import Pool, Seat
 from sapwood.backends.torch.fused.stream import Stream
 from sapwood.backends.torch.fused.tree import OPENED, ROWS, Claim, DeviceTree, Parcel, Round, Sequel
@@ -36,6 +37,7 @@ class Grower:
 
     def __init__(self, net: Any, embedding: Tensor) -> None:
         self.device, self.layer = embedding.device, describe(net, embedding)
+        self.vocab = len(self.layer.vocabulary)
         self.pool, self.parcel, self.inbox = Pool(self.layer), Parcel(self.device), Inbox(self.device)
         self.ops, self.angles = kernels(self.device), angles_of(self.layer, POSITIONS)
         self.parcel.thoughts = embedding.new_zeros(TEXT, self.layer.fuse.shape[1])
@@ -55,7 +57,7 @@ class Grower:
 
     def form(self, levels: Levels) -> Form | None:
         """The form of these levels; None where it is more than the buffers are made for."""
-        form = form_of(levels.depth, levels.beam, min(levels.width, len(self.layer.vocabulary)))
+        form = form_of(levels.depth, levels.beam, min(levels.width, self.vocab))
         fits = form.size <= CAPACITY and form.opened <= OPENED and levels.nodes < ROWS and form.beam <= ROWS
         return form if fits else None
 
@@ -73,11 +75,8 @@ class Grower:
         assert form is not None
         assert 0 < len(tokens) <= TEXT
         nodes, lines, self.foreseen = min(levels.nodes, form.size - 1), levels.lines(source), None
-        if (
-            foreseen is not None
-            and foreseen.begins(self.parcel, features, tokens, committed)
-            and foreseen.asks(seat, form, nodes, lines)
-        ):
+        begun = foreseen is not None and foreseen.begins(self.parcel, features, tokens, committed)
+        if foreseen is not None and begun and foreseen.asks(seat, form, nodes, lines):
             self.parcel.claim, queued = None, foreseen.queued
             watch: Callable[[], float] = partial(float, foreseen.left(self.parcel))
         else:
@@ -91,7 +90,11 @@ class Grower:
         seat.text += len(tokens)
         return self._trees(form, nodes, source, watch, queued)
 
-    @torch.inference_mode()
+    def read(self, seat: Seat, features: Tensor, tokens: Sequence[int], first: int) -> None:
+        """Read the beginning of a text that is too long for a growth; its first row stands at position `first`."""
+        self._make_room(seat.text + len(tokens), first + len(tokens))
+        read(self.ops, self.layer, self.angles, seat, features.contiguous(), tokens, first)
+
     def foresee(self, seat: Seat, committed: int, levels: Levels, source: int = 0) -> float:
         """Have the next tree grow as soon as the device knows the verdict on this one; the seconds that will take."""
         form = self.form(levels)
@@ -125,7 +128,6 @@ class Grower:
         step = self.captured.get((form, False))
         return form in self.took and self.age == self.pool.age and step is not None and step.steady
 
-    @torch.inference_mode()
     def _prepare(self, seat: Seat, form: Form, committed: int) -> None:
         """Room for a growth whose root lies there at most."""
         self._make_room(seat.text + TEXT + form.opened, committed + form.depth)
@@ -174,7 +176,7 @@ class Grower:
     def _make_room(self, rows: int, positions: int) -> None:
         """So many rows in every seat, and angles of so many positions."""
         self.pool.make_room(rows)
-        if positions > len(self.angles):
+        if positions > self.angles.shape[0]:
             self.angles = angles_of(self.layer, 2 * positions)
             self.captured.clear()
 
@@ -188,7 +190,7 @@ class Grower:
 
     def _desk(self, form: Form) -> Desk:
         rows = max(TEXT, form.beam)
-        if self.desk is None or len(self.desk.x) < rows:
+        if self.desk is None or self.desk.x.shape[0] < rows:
             self.captured.clear()
             self.desk = Desk(self.layer, rows, OPENED)
         return self.desk

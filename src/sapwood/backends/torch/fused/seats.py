@@ -40,9 +40,12 @@ class Pool:
     def make_room(self, slots: int, seats: int = 0) -> None:
         """Room for at least so many rows in every seat."""
         old_seats, _, old_slots, _ = self.keys.shape
-        seats = max(seats, old_seats)
-        if seats == old_seats and slots <= old_slots:
-            return
+        if max(seats, old_seats) > old_seats or slots > old_slots:
+            self._grow(slots, max(seats, old_seats))
+
+    @torch.inference_mode()
+    def _grow(self, slots: int, seats: int) -> None:
+        old_seats, _, old_slots, _ = self.keys.shape
         slots = old_slots if slots <= old_slots else max(slots, 2 * old_slots)
         for name in ("keys", "values"):
             old, new = getattr(self, name), self._empty(seats, slots)

@@ -138,8 +138,8 @@ class Case:
     def key(self) -> tuple[int, ...]:
         """What a captured verdict is made for."""
         leading = 0 if self.leading is None else self.leading.data_ptr()
-        states = (layer.data_ptr() for layer in self.states)
-        return self.logits.data_ptr(), len(self.logits), leading, self.levels, *states
+        states = [layer.data_ptr() for layer in self.states]
+        return self.logits.data_ptr(), self.logits.shape[0], leading, self.levels, *states
 
 
 def lengthened(rows: Tensor, count: int) -> Tensor:
@@ -158,6 +158,7 @@ class Judge:
         self.ops = kernels(self.device)
         self.draws: Draws | None = None
         self.captured: dict[tuple[int, ...], Captured] = {}
+        self.steps: dict[tuple[int, ...], Captured] = {}  # the same by cases that were met, of which several share one
 
     @torch.inference_mode()
     def follow(
@@ -174,17 +175,19 @@ class Judge:
         words = turn.words = self.parcel.wait(turn if case.states else None)
         count, bonus = words[:2].tolist()
         turn.path = path = tuple(words[2 : 2 + count].tolist())
-        turn.recalled = bool(case.states) and self.parcel.thoughts is not None and count <= len(self.parcel.thoughts)
+        turn.recalled = (
+            bool(case.states) and self.parcel.thoughts is not None and count <= self.parcel.thoughts.shape[0]
+        )
         return path, bonus
 
     def _step(self, case: Case, static: bool) -> Captured:
         if not static:
             return Captured(partial(self.body, case), self.device)
-        case = case.padded()
-        where = case.key
-        if where not in self.captured:
-            self.captured[where] = Captured(partial(self.body, case), self.device)
-        return self.captured[where]
+        met = case.key
+        if met not in self.steps:
+            case = case.padded()
+            self.steps[met] = self.captured.setdefault(case.key, Captured(partial(self.body, case), self.device))
+        return self.steps[met]
 
     def _noise(self, vocab: int) -> Draws:
         if self.draws is None:
@@ -219,7 +222,7 @@ def follow(
 ) -> tuple[tuple[int, ...], int] | None:
     """Judge a tree that lies on the device; None where it has left it or is too deep."""
     turn, parcel = tree.turn, tree.turn.parcel
-    if not turn.live or turn.depth >= STEPS or len(logits) != len(tree) or len(tree) > ROWS:
+    if not turn.live or turn.depth >= STEPS or logits.shape[0] != len(tree) or len(tree) > ROWS:
         return None
     if parcel.judge is None:
         parcel.judge = Judge(parcel)
