@@ -42,9 +42,9 @@ BLOCK = re.compile(
 class Stopping(Decoding):
     """A request one of whose rounds begins at the place, whatever the rounds before would have accepted."""
 
-    def room(self, most: int) -> tuple[int, int]:
+    def room(self, most: int, *, begun: bool = False) -> tuple[int, int]:
         """Nodes and depth of a tree that does not go beyond the place, before that is reached."""
-        nodes, depth = super().room(most)
+        nodes, depth = super().room(most, begun=begun)
         left = PLACE - self.sampler.emitted
         return nodes, min(depth, left - 1) if left > 0 else depth
 
