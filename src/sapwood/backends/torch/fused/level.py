@@ -25,6 +25,7 @@ from sapwood.backends.torch.fused.tree import Parcel
 
 STEP = 64  # keys that a program looks at, at a time
 CANDIDATES = 128  # of a level below the first, at least: one kernel for trees of all depths
+LINES = 32  # of queries below the root, at least: one kernel for levels of few leaves and of many
 SHARE = 512  # slots of the text for which one more program is worth it
 
 
@@ -70,7 +71,10 @@ def pair(layer: Layer, tokens: Tensor, states: Tensor, x: Tensor, base: Tensor) 
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first", "size", "fan", "before"])
+@triton.jit(
+    do_not_specialize=["first", "size", "fan", "before"],
+    do_not_specialize_on_alignment=["reach", "tokens", "opened"],  # levels of any number of leaves share it
+)
 def _select(
     reach, tokens, states, seen, opened, sees, embedding, token_norm, state_norm, x, base,
     first, size, fan, slots, before, width, eps,
@@ -262,7 +266,8 @@ def attend(
     _attend[kv, many + 1](
         query, facts, keys, values, or_other(sees, facts), read, *kernels.workspace(query.device), slots, rows,
         0 if sees is None else count, 0 if sees is None else sees.shape[1], width**-0.5 / math.log(2),
-        NEW, TEXT_ROWS, SEAT, kv, heads // kv, width, many, tile(rows * heads // kv), tile(width), STEP, **options(),
+        NEW, TEXT_ROWS, SEAT, kv, heads // kv, width, many, max(tile(rows * heads // kv), 0 if sees is None else LINES),
+        tile(width), STEP, **options(),
     )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def _pieces(logits, packed, peaks, sums, vocab, pieces, width: tl.constexpr, til
         pairs = tl.where(pairs == best, NONE, pairs)
 
 
-@triton.jit(do_not_specialize=["first", "pieces", "level"])
+@triton.jit(do_not_specialize=["first", "pieces", "level"], do_not_specialize_on_alignment=["owners"])
 def _children(
     packed, peaks, sums, vocabulary, facts, table, edges, owners, tokens, parents, probs, reach, first, pieces, level,
     known: tl.constexpr, root: tl.constexpr, width: tl.constexpr, ranks: tl.constexpr,
