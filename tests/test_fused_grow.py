@@ -16,20 +16,23 @@ from sapwood.backends.torch.fused.tree import DeviceTree, Parcel
 from sapwood.backends.torch.model import TorchBackend
 from sapwood.backends.toy import Toy
 from sapwood.controllers.fixed import Fixed
+from sapwood.controllers.goodput import Goodput
 from sapwood.cost import flat
 from sapwood.drafters.eagle import Eagle
+from sapwood.drafters.merge import Merge
+from sapwood.drafters.suffix import Suffix
 from sapwood.engine import Engine, no_loader
 from sapwood.estimators import binned
 from sapwood.estimators.binned import Binned
 from sapwood.estimators.raw import Raw
-from sapwood.policies.ahead import BEAM, Ahead
+from sapwood.policies.ahead import BEAM, STEPS, Ahead
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
 from sapwood.promise import Promise
 from sapwood.protocols import Setting
 from sapwood.recipe import Recipe
-from sapwood.records import Budget, Outcome, Verdict
+from sapwood.records import Budget, Levels, Outcome, Verdict
 from sapwood.rng import Keyed
 from sapwood.sampling import Sampling
 from sapwood.tree import CAPACITY, Tree
@@ -244,6 +247,25 @@ def test_deep_trees_have_fewer_leaves_and_as_many_children(depth: int) -> None:
     assert shape is not None
     assert (shape.width, shape.beam == BEAM) == (BEAM, depth <= 10)
     assert Form(depth, shape.beam, shape.width).size <= CAPACITY  # else it is not grown on the device
+
+
+def test_a_device_is_told_of_every_shape_before_any_text() -> None:
+    asked: list[list[Levels]] = []
+
+    @dataclass
+    class Told(Suffix):
+        def prepare(self, several: list[Levels]) -> None:
+            asked.append(several)
+
+    recipe = Recipe(Merge(drafters=[Told()]), Best(stride=8), Match(), Goodput(width=6))
+    best = Engine(Toy("a"), recipe).recipe.policy
+    assert isinstance(best, Best)
+    [several] = asked
+    forms = {(levels.depth, levels.beam, levels.width) for levels in several}
+    for depth in STEPS[:8]:
+        shape = best.levels(Budget(63, depth, 6))
+        assert shape is not None
+        assert (shape.depth, shape.beam, shape.width) in forms
 
 
 def test_expectations_are_the_best_shape_of_a_known_tree() -> None:

@@ -66,6 +66,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.recipe = self.recipe.bind(Setting(self.target, self.cost, self.load, self.encode, self.words))
+        prepare(self.recipe)
 
     def rounds(self, prompt: Sequence[int], sampling: Sampling, rng: Rng) -> Generator[Outcome]:
         """Decode one request, round by round, until the caller has enough or the context is full."""
@@ -205,6 +206,14 @@ class Decoding:
             for part in (self.controller, self.verifier, self.policy, self.drafter, self.session):
                 stack.callback(part.close)  # the last one first
             self.learn()
+
+
+def prepare(recipe: Recipe) -> None:
+    """Have a device prepare for all trees that it may be asked to grow whole, rather than in the middle of a text."""
+    shapes, largest = getattr(recipe.policy, "shapes", None), getattr(recipe.controller, "largest", None)
+    ready = getattr(recipe.drafter, "prepare", None)
+    if shapes is not None and largest is not None and ready is not None:
+        ready(shapes(largest))
 
 
 def beside(scores: Scores) -> bool:

@@ -57,6 +57,11 @@ class Goodput(Part):
         self.ledger = Ledger(self.slack, self.patience, self.pause, self.longest, self.probe)
         self.busy = 0.0  # seconds of a round in which the host does not wait for a device that goes on without it
 
+    @property
+    def largest(self) -> Budget:
+        """The largest budget that it may set, without prices."""
+        return Budget(self.nodes, self.depth, self.width)
+
     def reset(self, request: Request) -> None:
         """Begin at the prompt's length, alone."""
         self.context_, self.begun_, self.company_ = len(request.prompt) - 1, False, ALONE

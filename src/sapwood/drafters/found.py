@@ -3,6 +3,7 @@
 For recipes that are to work with every model and to be faster where a drafter was trained or shipped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,6 +46,12 @@ class Found(Part):
         if self.drafter_ is not None:
             self.drafter_.source = self.source
             self.drafter_.reset(request)
+
+    def prepare(self, several: Sequence[Levels]) -> None:
+        """Have a device prepare for trees of these levels, before any request."""
+        ready = getattr(getattr(self.drafter, "grower", None), "prepare", None)
+        if ready is not None:
+            ready(several)
 
     @property
     def seeded(self) -> bool:

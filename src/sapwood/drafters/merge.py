@@ -10,6 +10,7 @@ Where one of them grows whole trees, on a device, the round's tree is its own, o
 The others go on reading along, those that need only the text while the device is busy with the next pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -131,6 +132,12 @@ class Merge(Part):
         """What a drafter knows from the text alone, for another to go on from."""
         seeds = (getattr(drafter, "seed", None) for drafter in self.drafters)
         return next((seed(root, levels.width, levels.longest) for seed in seeds if seed is not None), None)
+
+    def prepare(self, several: Sequence[Levels]) -> None:
+        """Have whoever grows whole trees prepare for these."""
+        for drafter in self.drafters:
+            if (ready := getattr(drafter, "prepare", None)) is not None:
+                ready(several)
 
     def foresee(self, levels: Levels) -> float:
         """Have the drafter that grows whole trees begin the next one, unless what comes may be known by heart."""

@@ -7,12 +7,12 @@ row of the pass, or can pay for the drafting itself; the size then maximises exp
 the price of the pass, over all sizes down to none.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from sapwood.estimators.binned import Binned
 from sapwood.part import Part, at_least
-from sapwood.policies.ahead import BEAM, Ahead
+from sapwood.policies.ahead import BEAM, STEPS, Ahead
 from sapwood.policies.reach import ready, value, worth
 from sapwood.policies.steps import Steps
 from sapwood.protocols import Estimator, Frontier, Request, Setting
@@ -60,13 +60,24 @@ class Best(Part):
         """
         if getattr(self.estimator, "lines", None) is None:
             return None
-        beam = max(self.stride, BEAM)
-        level = self.ahead.price(budget, beam)
+        level = self.ahead.price(budget, self._beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
         hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
-        width = max(budget.width, beam)  # the same for all depths: a device prepares for each
-        leaves = min(beam, (CAPACITY - 1 - width) // (width * max(depth - 1, 1)))  # what a tree of this depth can hold
-        return Levels(nodes, depth, leaves, width, hope=hope, longest=longest, terms=self._terms(budget))
+        return replace(self._shape(budget, depth, nodes), hope=hope, longest=longest, terms=self._terms(budget))
+
+    def shapes(self, budget: Budget) -> list[Levels]:
+        """All shapes that it may ask for within this budget, but for their size: a device prepares for each."""
+        return [self._shape(budget, depth, budget.nodes) for depth in STEPS if depth <= budget.depth]
+
+    @property
+    def _beam(self) -> int:
+        return max(self.stride, BEAM)
+
+    def _shape(self, budget: Budget, depth: int, nodes: int) -> Levels:
+        """Levels as wide as such a deep tree can hold; as many children for all depths."""
+        width = max(budget.width, self._beam)
+        leaves = min(self._beam, (CAPACITY - 1 - width) // (width * max(depth - 1, 1)))
+        return Levels(nodes, depth, leaves, width)
 
     def _terms(self, budget: Budget) -> Terms | None:
         """What `frontier` goes by, for a drafter that can do the same by itself; None if only the estimator can."""

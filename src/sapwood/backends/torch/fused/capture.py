@@ -67,15 +67,15 @@ class Captured:
 
     def __call__(self) -> None:
         """Do the step."""
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.device.type != "cuda" or not self.ready:
+        if self.graph is None and (self.device.type != "cuda" or not self.ready):
             self.step()
             self.ready = True
-        else:
-            self.graph = self._capture()
-            self.graph.replay()
+            return
+        self.capture()
+        self.graph.replay()
 
-    def _capture(self) -> Any:
-        torch.cuda.synchronize(self.device)
-        return record(self.step, None if self.memory is None else self.memory.take())
+    def capture(self) -> None:
+        """Make the graph without running it, unless it is there; the step must be ready."""
+        if self.graph is None:
+            torch.cuda.synchronize(self.device)
+            self.graph = record(self.step, None if self.memory is None else self.memory.take())

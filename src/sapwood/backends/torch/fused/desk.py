@@ -1,5 +1,6 @@
 """What a growth works on: buffers that stay where they are, what the host tells it, and its time."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,11 @@ class Inbox:
     def send(self) -> None:
         """Start the transfer, which may be a part of a captured growth."""
         self.words.copy_(self.host, non_blocking=True)
+
+
+def listed(facts: Mapping[int, int], tokens: Sequence[int]) -> list[int]:
+    """Facts by their places, and tokens behind them, as a growth reads them."""
+    return [facts.get(place, 0) for place in range(FACTS)] + list(tokens)
 
 
 def angles_of(layer: Layer, positions: int) -> Tensor:

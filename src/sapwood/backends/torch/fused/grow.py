@@ -15,10 +15,11 @@ from torch import Tensor
 from sapwood.arrays import FloatArray
 from sapwood.backends.torch.fused.built import build_checked, build_grown
 from sapwood.backends.torch.fused.capture import Captured, Memory
-from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angles_of, kernels
+from sapwood.backends.torch.fused.desk import TEXT, Desk, Inbox, Stopwatch, angles_of, kernels, listed
 from sapwood.backends.torch.fused.foreseen import Foreseen
 from sapwood.backends.torch.fused.layer import Form, describe, form_of
-from sapwood.backends.torch.fused.plain import FACTS, HOME, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
+from sapwood.backends.torch.fused.plain import HOME, LAST, NEW, NODES, ROOT_AT, ROOT_TOKEN, SEAT, TEXT_ROWS
+from sapwood.backends.torch.fused.readiness import prepare
 from sapwood.backends.torch.fused.reading import read
 from sapwood.backends.torch.fused.seats import Pool, Seat
 from sapwood.backends.torch.fused.stream import Stream
@@ -40,7 +41,7 @@ class Grower:
         self.vocab = len(self.layer.vocabulary)
         self.pool, self.parcel, self.inbox = Pool(self.layer), Parcel(self.device), Inbox(self.device)
         self.ops, self.angles = kernels(self.device), angles_of(self.layer, POSITIONS)
-        self.parcel.thoughts = embedding.new_zeros(TEXT, self.layer.fuse.shape[1])
+        self.thoughts = self.parcel.thoughts = embedding.new_zeros(TEXT, self.layer.fuse.shape[1])
         self.parcel.layers = tuple(net.config.features)
         self.desk: Desk | None = None
         self.captured: dict[tuple[Form, bool], Captured] = {}  # by form, and whether it follows a verdict
@@ -60,6 +61,10 @@ class Grower:
         form = form_of(levels.depth, levels.beam, min(levels.width, self.vocab))
         fits = form.size <= CAPACITY and form.opened <= OPENED and levels.nodes < ROWS and form.beam <= ROWS
         return form if fits else None
+
+    def prepare(self, several: Sequence[Levels]) -> None:
+        """Capture growths of these levels, so that no text has to wait for that."""
+        prepare(self, several)
 
     def grow(
         self,
@@ -115,7 +120,7 @@ class Grower:
 
     def _go_on(self, foreseen: Foreseen) -> None:
         """Grow what was foreseen from what the verdict says, and run it."""
-        self._step(foreseen.form, follows=True)()
+        self.step(foreseen.form, follows=True)()
         self.inbox.mark()
         self.growths += 1
         foreseen.begun = True
@@ -145,18 +150,13 @@ class Grower:
         if isinstance(features, Tensor) or not features.here:
             self.parcel.vacate()
             given = features if isinstance(features, Tensor) else features.tensor()
-            self._thoughts[: len(given)] = given
+            self.thoughts[: len(given)] = given
         self.parcel.claim = None
-
-    @property
-    def _thoughts(self) -> Tensor:
-        assert self.parcel.thoughts is not None
-        return self.parcel.thoughts
 
     @torch.inference_mode()
     def _run(self, form: Form) -> Callable[[], float]:
         """Run a growth; how to ask for its seconds once the device has passed it."""
-        step, self.growths = self._step(form), self.growths + 1
+        step, self.growths = self.step(form), self.growths + 1
         if form in self.took and self.growths % TIMED:
             step()
             return partial(self.took.__getitem__, form)
@@ -186,7 +186,7 @@ class Grower:
         new = len(tokens)
         facts = {NEW: new, ROOT_AT: committed, TEXT_ROWS: seat.text, SEAT: seat.index}
         facts |= {NODES: nodes, LAST: new - 1, ROOT_TOKEN: tokens[-1], HOME: home}
-        self.inbox.tell([facts.get(place, 0) for place in range(FACTS)] + list(tokens), lines)
+        self.inbox.tell(listed(facts, tokens), lines)
 
     def _desk(self, form: Form) -> Desk:
         rows = max(TEXT, form.beam)
@@ -195,7 +195,8 @@ class Grower:
             self.desk = Desk(self.layer, rows, OPENED)
         return self.desk
 
-    def _step(self, form: Form, *, follows: bool = False) -> Captured:
+    def step(self, form: Form, *, follows: bool = False) -> Captured:
+        """The growth of this form; one that follows a verdict begins with what that says."""
         if self.age != self.pool.age:
             self.captured.clear()
             self.age = self.pool.age
@@ -203,7 +204,8 @@ class Grower:
         if name not in self.captured:
             depths, ranks = (torch.from_numpy(column).to(self.device) for column in (form.depths, form.ranks))
             body = partial(self.follow if follows else self.body, form, depths, ranks)
-            self.captured[name] = Captured(body, self.device, self.memory, ready=follows)
+            known = follows or form in self.took  # then all its kernels are loaded
+            self.captured[name] = Captured(body, self.device, self.memory, ready=known)
         return self.captured[name]
 
     # ------------------------------------------------------------------------------ what is captured
@@ -224,7 +226,7 @@ class Grower:
         """Rows of the new text; the last one, the root's, goes through the whole layer."""
         desk, layer, ops, inbox = self._open_desk(), self.layer, self.ops, self.inbox
         x, base = desk.x[:TEXT], desk.base[:TEXT]
-        ops.project(self._thoughts, layer.fuse, desk.states[:TEXT])
+        ops.project(self.thoughts, layer.fuse, desk.states[:TEXT])
         ops.pair(layer, inbox.tokens, desk.states[:TEXT], x, base)
         ops.project_heads(layer, x, inbox.facts, self.angles, self.pool.keys, self.pool.values, desk.query, 0, 0)
         last = inbox.facts[LAST : LAST + 1]

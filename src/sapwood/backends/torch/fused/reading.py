@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sapwood.backends.torch.fused.desk import listed
 from sapwood.backends.torch.fused.layer import Layer
 from sapwood.backends.torch.fused.plain import FACTS, NEW, ROOT_AT, SEAT, TEXT_ROWS
 from sapwood.backends.torch.fused.seats import Seat
@@ -24,7 +25,7 @@ def read(
     """Leave keys and values of the rows behind those of the text so far."""
     rows, width = features.shape[0], layer.width
     facts = {NEW: rows, ROOT_AT: first + rows, TEXT_ROWS: seat.text, SEAT: seat.index}
-    told = torch.tensor([facts.get(place, 0) for place in range(FACTS)] + list(tokens))
+    told = torch.tensor(listed(facts, tokens))
     words = told.to(features.device, non_blocking=True)  # the prompt may still be under way there
     states, base = features.new_empty(2, rows, width)
     x, query = features.new_empty(rows, 2 * width), features.new_empty(rows, layer.heads, layer.head_width)

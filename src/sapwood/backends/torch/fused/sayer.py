@@ -12,7 +12,6 @@ from sapwood.backends.torch.fused.graphs import LADDER, step_up
 from sapwood.backends.torch.fused.verify import STEPS, Draws, Key, kernels
 
 MOST = 64  # rows that are drawn at
-LEVELS = (1, 2, 4, 8, 16, STEPS)  # depths that a captured step draws noise for
 
 
 class Sayer:
@@ -24,7 +23,7 @@ class Sayer:
         cuda = self.device.type == "cuda"
         self.depths, self.said = torch.zeros(2, MOST, dtype=torch.int64, device=self.device)
         self.sent, self.told = torch.zeros(2, MOST, dtype=torch.int64, pin_memory=cuda)
-        self.captured: dict[tuple[int, int], Captured] = {}
+        self.captured: dict[int, Captured] = {}  # by rows
 
     @torch.inference_mode()
     def say(self, depths: IntArray, temperature: float, key: Key) -> IntArray | None:
@@ -32,22 +31,21 @@ class Sayer:
         used, deepest = len(depths), int(depths.max())
         if used > MOST or deepest >= STEPS:
             return None
-        rows, levels = step_up(used, LADDER), step_up(deepest + 1, LEVELS)
+        rows = step_up(used, LADDER)
         self.draws.tell(deepest + 1, key, temperature)
         here = self.sent.numpy()
         here[:used], here[used:] = depths, 0
-        self.depths.copy_(self.sent, non_blocking=True)
-        step = self.captured.get((rows, levels))
+        step = self.captured.get(rows)
         if step is None:
-            step = self.captured[rows, levels] = Captured(partial(self.body, rows, levels), self.device)
+            step = self.captured[rows] = Captured(partial(self.body, rows), self.device)
         step()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         return np.array(self.told[:used])
 
-    def body(self, rows: int, levels: int) -> None:
-        """Noise, draws and their way to the host; what is captured."""
+    def body(self, rows: int) -> None:
+        """Depths to the device, draws, and their way to the host; what is captured."""
         draws, logits = self.draws, self.logits[:rows]
-        self.ops.noise(draws.keys[:levels], logits.shape[1], draws.gumbel[:levels])
+        self.depths.copy_(self.sent, non_blocking=True)
         self.ops.drawn(logits, draws.gumbel, self.depths, draws.temperature, self.said)
         self.told[:rows].copy_(self.said[:rows], non_blocking=True)

@@ -20,6 +20,7 @@ from sapwood.rng import MASK
 
 GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # as signed 64-bit numbers
 STEPS = 32  # most positions that one pass draws at
+LEVELS = (1, 2, 4, 6, 8, 10, 12, 16, 24, STEPS)  # depths that a captured step makes noise for
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ROWS)  # rows of a captured verdict: there are few
 SIGN = 1 << 63
 
@@ -101,17 +102,36 @@ class Draws:
     """Keys and noise of one pass, in buffers that stay where they are."""
 
     def __init__(self, device: torch.device, vocab: int) -> None:
+        cuda: Any = torch.cuda if device.type == "cuda" else None  # parts of it have no types
+        self.device, self.ops = device, kernels(device)
         self.words = torch.zeros(STEPS + 1, dtype=torch.int64, device=device)
-        self.host = torch.zeros(STEPS + 1, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.host = torch.zeros(STEPS + 1, dtype=torch.int64, pin_memory=cuda is not None)
         self.here = self.host.numpy()
         self.keys, self.temperature = self.words[:STEPS], self.words[STEPS:].view(torch.float64)
         self.gumbel = torch.empty(STEPS, vocab, dtype=torch.float64, device=device)
+        self.captured: dict[int, Captured] = {}  # by levels
+        self.side: Any = None if cuda is None else cuda.Stream(device)
+        self.made: Any = None if cuda is None else cuda.Event()
 
     def tell(self, levels: int, key: Key, temperature: float) -> None:
-        """Send the keys of so many depths."""
+        """Have the noise of so many depths made, beside the pass that runs; what is queued from now on waits for it."""
         self.here[:levels] = [signed(key(depth)) for depth in range(levels)]
         self.here[STEPS:].view(np.float64)[0] = temperature
+        count = next(step for step in LEVELS if step >= levels)
+        if count not in self.captured:
+            self.captured[count] = Captured(partial(self.body, count), self.device)
+        if self.side is None:
+            self.captured[count]()
+            return
+        with torch.cuda.stream(self.side):
+            self.captured[count]()
+            self.made.record()
+        torch.cuda.current_stream(self.device).wait_event(self.made)
+
+    def body(self, levels: int) -> None:
+        """Keys to the device, and their noise; what is captured."""
         self.words.copy_(self.host, non_blocking=True)
+        self.ops.noise(self.keys[:levels], self.gumbel.shape[1], self.gumbel[:levels])
 
 
 def signed(word: int) -> int:
@@ -139,7 +159,7 @@ class Case:
         """What a captured verdict is made for."""
         leading = 0 if self.leading is None else self.leading.data_ptr()
         states = [layer.data_ptr() for layer in self.states]
-        return self.logits.data_ptr(), self.logits.shape[0], leading, self.levels, *states
+        return self.logits.data_ptr(), self.logits.shape[0], leading, int(self.levels > 0), *states
 
 
 def lengthened(rows: Tensor, count: int) -> Tensor:
@@ -200,7 +220,6 @@ class Judge:
         said = self.parcel.field("said") if case.levels or leading is None else leading
         if case.levels and self.draws is not None:
             draws = self.draws
-            self.ops.noise(draws.keys[: case.levels], logits.shape[1], draws.gumbel[: case.levels])
             self.ops.drawn(logits, draws.gumbel, self.parcel.rows.depths, draws.temperature, said)
         elif leading is None:
             self.ops.best(logits, said)
