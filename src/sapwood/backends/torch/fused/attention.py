@@ -118,12 +118,11 @@ def _attend(
     start += split * share
     end = tl.minimum(start + share, length)
     at, node = start + tl.arange(0, step), tl.arange(0, tail)
-    k, v = taken(keys, values, at * pace, at < end, there)
+    early: tl.constexpr = tile_r * tile_g < 64  # larger blocks walk far, and need their room for that
+    if early:
+        k, v = taken(keys, values, at * pace, at < end, there)
     word = tl.load(words + row * count, live, 0)
     wait()
-    last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
-    nodes = tl.where(split == last, nodes, 0)
-    drafted, said = taken(keys, values, (length + node) * pace, node < nodes, there)
     line = row * heads + head * group + member
     mask = live[:, None] & there[None, :]
     q = tl.load(queries + line[:, None] * width + dims[None, :], mask, 0.0)
@@ -132,16 +131,21 @@ def _attend(
     total = tl.zeros((tile_r * tile_g,), tl.float32)
     found = tl.zeros((tile_r * tile_g, tile_d), tl.float32)
     if split < splits:
-        seen = (at < end)[None, :] & ((at[None, :] > oldest[:, None]) | (not windowed))
-        peak, total, found = weigh(q, k, v, seen, peak, total, found, scale)
-        for slot in range(start + step, end, step):
+        if early:
+            seen = (at < end)[None, :] & ((at[None, :] > oldest[:, None]) | (not windowed))
+            peak, total, found = weigh(q, k, v, seen, peak, total, found, scale)
+            start += step
+        for slot in range(start, end, step):
             at = slot + tl.arange(0, step)
             k, v = taken(keys, values, at * pace, at < end, there)
             seen = (at < end)[None, :] & ((at[None, :] > oldest[:, None]) | (not windowed))
             peak, total, found = weigh(q, k, v, seen, peak, total, found, scale)
+    last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
     if split == last:
-        peak, total, found = weigh(q, drafted, said, sight(word, node), peak, total, found, scale)
-        for many in range(tail, nodes, tail):
+        if early:
+            drafted, said = taken(keys, values, (length + node) * pace, node < nodes, there)
+            peak, total, found = weigh(q, drafted, said, sight(word, node), peak, total, found, scale)
+        for many in range(tail if early else 0, nodes, tail):
             drafted, said = taken(keys, values, (length + many + node) * pace, many + node < nodes, there)
             word = tl.load(words + row * count + many // 64, live, 0)
             peak, total, found = weigh(q, drafted, said, sight(word, many + node), peak, total, found, scale)
