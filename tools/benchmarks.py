@@ -274,6 +274,34 @@ def gpu_sections(record: Record) -> Iterator[str]:
         same = f"{row['identical']}/{row['prompts']}"
         found.append(["greedy", name, f"{row['tokens_per_second']:.1f}", "", "", "", "", "", same])
     yield section("Decoding on a GPU", f"{device['name']}, float16. {file}", table(heads, found), command)
+    if idle := record.get("idle"):
+        rows = [[f"`{name}`", *shares(row)] for name, row in idle.items()]
+        said = f"Microseconds of a round after the first, and those in which the device was at work. {file}"
+        yield section("The host's share of a round", said, table(["recipe", "round", "device", "host"], rows), command)
+    if shapes := record.get("shapes"):
+        said = (
+            "Random weights, bfloat16; milliseconds of a pass, and how many times those in which weights and keys can "
+        )
+        said += f"be read once at copy speed, by sessions x nodes. {file}"
+        yield section("Larger models on a GPU", said, shapes_table(shapes), f"{command} --parts a,d")
+
+
+def shares(row: Record) -> list[str]:
+    """A round, the device's part of it, and the host's share."""
+    share = max(1 - row["device_us"] / row["round_us"], 0.0)
+    return [f"{row['round_us']:.0f}", f"{row['device_us']:.0f}", f"{share:.0%}"]
+
+
+def shapes_table(shapes: Record) -> str:
+    """A row for each model and context, a column for each number of sessions and nodes."""
+    columns = list(dict.fromkeys((row["batch"], row["nodes"]) for rows in shapes.values() for row in rows))
+    found = []
+    for name, rows in shapes.items():
+        for context in dict.fromkeys(row["context"] for row in rows):
+            cells = {(row["batch"], row["nodes"]): row for row in rows if row["context"] == context}
+            each = [f"{cells[at]['ms']:.2f} ({cells[at]['over']:.2f})" if at in cells else "" for at in columns]
+            found.append([name, str(context), *each])
+    return table(["model", "context", *(f"{batch} x {nodes}" for batch, nodes in columns)], found)
 
 
 SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
