@@ -3,7 +3,8 @@
 Rows come in blocks of one seat. A program serves one block, one head of keys and all heads of queries
 that share it. It walks the committed slots, then the tree's, where a bit of the row's ancestor words says
 what it sees. Longer texts are split among programs, the tree is one more program's, and the last to come
-merges what all of them found.
+merges what all of them found. The first committed slots are asked for before the queries are there: they were
+written long before, and what a program uses first it asks for last.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -123,6 +124,10 @@ def _attend(
         k, v = taken(keys, values, at * pace, at < end, there)
     word = tl.load(words + row * count, live, 0)
     wait()
+    last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
+    nodes = tl.where(split == last, nodes, 0)
+    if early:  # before the queries, which are used sooner
+        drafted, said = taken(keys, values, (length + node) * pace, node < nodes, there)
     line = row * heads + head * group + member
     mask = live[:, None] & there[None, :]
     q = tl.load(queries + line[:, None] * width + dims[None, :], mask, 0.0)
@@ -140,10 +145,8 @@ def _attend(
             k, v = taken(keys, values, at * pace, at < end, there)
             seen = (at < end)[None, :] & ((at[None, :] > oldest[:, None]) | (not windowed))
             peak, total, found = weigh(q, k, v, seen, peak, total, found, scale)
-    last: tl.constexpr = splits if splits > 1 else 0  # who looks at the tree
     if split == last:
         if early:
-            drafted, said = taken(keys, values, (length + node) * pace, node < nodes, there)
             peak, total, found = weigh(q, drafted, said, sight(word, node), peak, total, found, scale)
         for many in range(tail if early else 0, nodes, tail):
             drafted, said = taken(keys, values, (length + many + node) * pace, many + node < nodes, there)
