@@ -282,7 +282,7 @@ def gpu_sections(record: Record) -> Iterator[str]:
         said = (
             "Random weights, bfloat16; milliseconds of a pass, and how many times those in which weights and keys can "
         )
-        said += f"be read once at copy speed, by sessions x nodes. {file}"
+        said += f"be read once at copy speed, by sessions x nodes; with a star of a second run. {file}"
         yield section("Larger models on a GPU", said, shapes_table(shapes), f"{command} --parts a,d")
 
 
@@ -292,6 +292,11 @@ def shares(row: Record) -> list[str]:
     return [f"{row['round_us']:.0f}", f"{row['device_us']:.0f}", f"{share:.0%}"]
 
 
+def cell_of(row: Record) -> str:
+    """Milliseconds and times the floor; a star where it is of the second of two runs."""
+    return f"{row['ms']:.2f} ({row['over']:.2f}){'*' if row.get('run') == 2 else ''}"
+
+
 def shapes_table(shapes: Record) -> str:
     """A row for each model and context, a column for each number of sessions and nodes."""
     columns = list(dict.fromkeys((row["batch"], row["nodes"]) for rows in shapes.values() for row in rows))
@@ -299,8 +304,7 @@ def shapes_table(shapes: Record) -> str:
     for name, rows in shapes.items():
         for context in dict.fromkeys(row["context"] for row in rows):
             cells = {(row["batch"], row["nodes"]): row for row in rows if row["context"] == context}
-            each = [f"{cells[at]['ms']:.2f} ({cells[at]['over']:.2f})" if at in cells else "" for at in columns]
-            found.append([name, str(context), *each])
+            found.append([name, str(context), *(cell_of(cells[at]) if at in cells else "" for at in columns)])
     return table(["model", "context", *(f"{batch} x {nodes}" for batch, nodes in columns)], found)
 
 

@@ -55,6 +55,15 @@ def taken(keys, values, away, inside, there):
 
 
 @triton.jit
+def part_of(length, window, split, splits: tl.constexpr, step: tl.constexpr, windowed: tl.constexpr):
+    """The committed slots that one of several programs walks."""
+    start = tl.maximum(length - window + 1, 0) if windowed else 0
+    share = (length - start + splits * step - 1) // (splits * step) * step
+    start += split * share
+    return start, tl.minimum(start + share, length)
+
+
+@triton.jit
 def weigh(q, k, v, seen, peak, total, found, scale):
     """Take one step of slots into account."""
     if WIDEN:
@@ -65,6 +74,19 @@ def weigh(q, k, v, seen, peak, total, found, scale):
     weights, fade = tl.exp2(scores - safe[:, None]), tl.exp2(peak - safe)
     found = tl.dot(weights.to(v.dtype), v, found * fade[:, None], input_precision="ieee")
     return best, total * fade + tl.sum(weights, 1), found
+
+
+@triton.jit
+def over_tree(
+    q, keys, values, words, live, there, length, node, nodes, peak, total, found, scale,
+    early: tl.constexpr, pace: tl.constexpr, tail: tl.constexpr,
+):  # fmt: skip
+    """Take the nodes of a tree into account, where it is early those behind the first step."""
+    for many in range(tail if early else 0, nodes, tail):
+        drafted, said = taken(keys, values, (length + many + node) * pace, many + node < nodes, there)
+        word = tl.load(words + many // 64, live, 0)
+        peak, total, found = weigh(q, drafted, said, sight(word, many + node), peak, total, found, scale)
+    return peak, total, found
 
 
 @triton.jit
@@ -114,10 +136,7 @@ def _attend(
     pace: tl.constexpr = kv_heads * width
     keys = pool + base * pace + head * width + dims[:, None]
     values = pool + plane + base * pace + head * width + dims[None, :]
-    start = tl.maximum(length - window + 1, 0) if windowed else 0
-    share = (length - start + splits * step - 1) // (splits * step) * step
-    start += split * share
-    end = tl.minimum(start + share, length)
+    start, end = part_of(length, window, split, splits, step, windowed)
     at, node = start + tl.arange(0, step), tl.arange(0, tail)
     early: tl.constexpr = tile_r * tile_g < 64  # larger blocks walk far, and need their room for that
     if early:
@@ -148,10 +167,10 @@ def _attend(
     if split == last:
         if early:
             peak, total, found = weigh(q, drafted, said, sight(word, node), peak, total, found, scale)
-        for many in range(tail if early else 0, nodes, tail):
-            drafted, said = taken(keys, values, (length + many + node) * pace, many + node < nodes, there)
-            word = tl.load(words + row * count + many // 64, live, 0)
-            peak, total, found = weigh(q, drafted, said, sight(word, many + node), peak, total, found, scale)
+        peak, total, found = over_tree(
+            q, keys, values, words + row * count, live, there, length, node, nodes, peak, total, found, scale,
+            early, pace, tail,
+        )  # fmt: skip
     let_in()
     done = True
     if splits > 1:
