@@ -26,9 +26,14 @@ PARTS = 1 << 22  # float32 sums that programs may leave to each other
 @triton.jit
 def product(
     x, weight, rows, lines, m, k, first, last,
-    even: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
+    even: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr, soon: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x times lines of the weight over the inputs first..last, [tile_m, tile_n]."""
+    """Rows of x times lines of the weight over the inputs first..last, [tile_m, tile_n].
+
+    The next kernel is let in as soon as this one asks for its inputs, or when it has them.
+    """
+    if soon:
+        let_in()
     inputs = first + tl.arange(0, tile_k)
     xs = x + rows[:, None] * k + inputs[None, :]
     ws = weight + lines[None, :].to(tl.int64) * k + inputs[:, None]
@@ -47,6 +52,8 @@ def product(
         sums = tl.dot(a, b, sums, input_precision="ieee")
         xs += tile_k
         ws += tile_k
+    if not soon:
+        let_in()
     return sums
 
 
@@ -128,11 +135,7 @@ def _project(
     scale = tl.load(norm + goals, goals < n, 0.0) if leaves else 0.0
     first = part * share
     last = tl.minimum(first + share, k)
-    if soon:
-        let_in()
-    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k)
-    if not soon:
-        let_in()
+    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k, soon)
     done = True
     if split > 1:
         sums, done = gathered(

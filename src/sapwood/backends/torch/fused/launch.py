@@ -40,7 +40,7 @@ def wait():
 
 @triton.jit
 def let_in():
-    """Have the next kernel launched; not at the beginning, where it would take the room of those at work."""
+    """Have the next kernel launched; at the beginning only where it has much to ask for and there is room for both."""
     if EARLY:
         gdc_launch_dependents()
 

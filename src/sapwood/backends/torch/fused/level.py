@@ -147,11 +147,7 @@ def _heads(
     cosine, sine = tl.load(angle, there, 0.0), tl.load(angle + half, there, 0.0)
     first = part * share
     last = tl.minimum(first + share, k)
-    if soon:
-        let_in()
-    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k)
-    if not soon:
-        let_in()
+    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k, soon)
     done = True
     if split > 1:
         tiles = tl.num_programs(0)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.fused.kernels import Given, left, product, project, sizes
-from sapwood.backends.torch.fused.launch import let_in, options, or_other, wait
+from sapwood.backends.torch.fused.launch import options, or_other, wait
 from sapwood.backends.torch.fused.plans import LIBRARY, Plan, plan_of
 from sapwood.backends.torch.fused.stream import Stream
 
@@ -88,11 +88,7 @@ def _qkv(
     lines = head * width + tl.minimum(first + columns // 2, width // 2 - 1) + (columns % 2) * (width // 2)
     cosine, sine, slot = bearings(rows, dims, head, m, angles, slots, heads, width)
     squared = left(squares, rows, m, parts, pace, tile_p)
-    if soon:
-        let_in()
-    sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k)
-    if not soon:
-        let_in()
+    sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k, soon)
     sums *= sizes(squared, k, eps, lift)[:, None]
     if biased:
         sums += tl.load(bias + lines).to(tl.float32)[None, :]
