@@ -16,6 +16,7 @@ from sapwood.backends.toy import Toy, ToyScores, ToySession
 from sapwood.controllers.fixed import Fixed
 from sapwood.drafters import draw as draw_module
 from sapwood.drafters.model import Model
+from sapwood.engine import Decoding
 from sapwood.laws import PathLaws
 from sapwood.policies.best import Best
 from sapwood.policies.static import Static
@@ -61,6 +62,14 @@ def law(draws: Draw, policy: Any, verifier: Any, sampling: Sampling | None = Non
         return float("used twice" in str(fault))
 
 
+def cut_short(draws: Draw, verifier: Any) -> float:
+    """The same where trees go deeper than the request wants, as those do that a device has begun before."""
+    room = Decoding.room
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoding, "room", lambda self, most, *, begun=False: room(self, most, begun=True))
+        return max(law(draws, TREE, verifier, Sampling(temperature=1.0, max_tokens=most)) for most in (1, 2))
+
+
 def same_text(sampling: Sampling) -> float:
     """Share of seeds whose text differs from the definition of plain decoding."""
     pairs = [(text_of(Best(), Match(), sampling, seed), plain_text(sampling, seed)) for seed in range(5)]
@@ -96,6 +105,9 @@ CATCHERS: dict[str, Callable[[], float]] = {
     "exact law of naive": lambda: law(Draw.TOPK, TREE, Naive()),
     "exact law of match": lambda: law(Draw.TOPK, TREE, Match()),
     "exact law of match with penalties": lambda: law(Draw.TOPK, TREE, Match(), PENALISED),
+    "exact law of match where a request ends inside a tree": lambda: cut_short(Draw.TOPK, Match()),
+    "exact law of rrs where a request ends inside a tree": lambda: cut_short(Draw.SWOR, Rrs()),
+    "exact law of mixed where a request ends inside a tree": lambda: cut_short(Draw.MIXED, Mixed()),
     "same seed, same text": lambda: same_text(SAMPLED),
     "same seed, same text, with penalties": lambda: same_text(PENALISED),
     "contract of the waist": waist,
@@ -235,6 +247,18 @@ def commit_drops_the_last_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ToySession, "commit", lambda self, path: original(self, path[:-1] or path))
 
 
+def bonus_behind_tokens_that_are_not_wanted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Verdict, "within", lambda self, tokens, tree: Verdict(self.path[:tokens], self.bonus))
+
+
+def a_wanted_token_said_twice(patch: pytest.MonkeyPatch) -> None:
+    def within(self: Verdict, tokens: int, tree: Tree) -> Verdict:
+        short = len(self.path) <= tokens
+        return self if short else Verdict(self.path[:tokens], int(tree.tokens[self.path[tokens - 1]]))
+
+    patch.setattr(Verdict, "within", within)
+
+
 def rewind_one_too_far(patch: pytest.MonkeyPatch) -> None:
     original = ToySession.rewind
     patch.setattr(ToySession, "rewind", lambda self, length: original(self, max(length - 1, 0)))
@@ -280,6 +304,9 @@ MUTANTS: list[tuple[Patch, str]] = [
     (draft_shares_the_targets_noise, "exact law of rrs on draws without replacement"),
     (accept_by_threshold, "exact law of match"),
     (law_of_the_whole_vocabulary_for_a_restricted_draw, "exact law of mixed draws"),
+    (bonus_behind_tokens_that_are_not_wanted, "exact law of match where a request ends inside a tree"),
+    (bonus_behind_tokens_that_are_not_wanted, "exact law of rrs where a request ends inside a tree"),
+    (a_wanted_token_said_twice, "exact law of mixed where a request ends inside a tree"),
     (commit_drops_the_last_node, "contract of the waist"),
     (rewind_one_too_far, "contract of the waist"),
     (fork_shares_the_text, "contract of the waist"),

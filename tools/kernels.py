@@ -3,8 +3,8 @@
     python tools/kernels.py
 
 Needs triton, which on Linux comes with torch for CUDA (`pip install triton`), and no GPU. Prints a line for each kernel
-of a pass and of a growth, in the shape of SmolLM2-135M: warps, stages, bytes of shared memory, registers, and bytes of
-the stack, which is where registers go that are not there.
+of a pass in the shape of SmolLM2-135M: warps, stages, bytes of shared memory, registers, and bytes of the stack, which
+is where registers go that are not there.
 """
 
 import re
