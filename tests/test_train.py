@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from sapwood import trained
 from sapwood.api import LLM
 from sapwood.backends.torch.load import load
 from sapwood.cli.bars import Bars
@@ -148,6 +149,30 @@ def test_the_loss_falls_and_agreement_rises(place: Place) -> None:
     assert page.count("| steps |") == 1
     assert f"{last['loss']:.3f} at the end" in page
     assert record["facts"]["answer_tokens"] == Corpus.open(place.data).written >= TOKENS
+
+
+def test_a_run_may_begin_from_an_earlier_head(place: Place, tmp_path: Path) -> None:
+    began = f"eagle3(start='{place.whole}', unroll=3, rate=0.0001, matrix_rate=0.0001)"
+    assert main(asked(place, "--steps", "5", "--out", str(tmp_path / "on"), teach=(began,))) == 0
+    before, after = (json.loads((home / "training.json").read_text()) for home in (place.whole, tmp_path / "on"))
+    assert after["curve"][0]["loss"] < 1.1 * before["curve"][-1]["loss"]
+    assert after["facts"]["draft_vocabulary"] == before["facts"]["draft_vocabulary"] == 200
+    one, other = (files.load(home).state_dict() for home in (place.whole, tmp_path / "on"))
+    assert torch.equal(one["d2t"], other["d2t"])
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+def test_a_run_begins_from_no_head_that_does_not_fit(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = Path(trained.SHIPPED) / "smollm2"
+    for start, said in (
+        (tmp_path, "config.json"),
+        (shipped / "medusa", "holds another kind of head; name the folder of a trained eagle3"),
+        (shipped / "eagle3", "was made for another model; begin anew without it"),
+    ):
+        teach = (f"eagle3(start='{start}')",)
+        assert said in sentence(capsys, asked(place, "--steps", "1", "--out", str(tmp_path / "out"), teach=teach))
 
 
 def test_several_at_once_are_as_each_would_be_alone(place: Place, tmp_path: Path) -> None:

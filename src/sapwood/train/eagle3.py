@@ -5,6 +5,7 @@ own output of step s - 1; the label of every step is the target's law at the pla
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sapwood.arrays import IntArray
+from sapwood.errors import SapwoodError
+from sapwood.heads import files
 from sapwood.heads.eagle3 import Eagle3, Eagle3Config
 from sapwood.part import at_least, between
 from sapwood.train.batches import Batch
@@ -31,6 +34,7 @@ class Eagle3Course:
     hard: float = 0.3  # share of the label that is the target's first choice alone
     vocabulary: int = 14_336  # tokens the head can propose
     inner: int = 0  # width of its MLP; 0: four times the target's width
+    start: str = ""  # folder of a head to go on from, with its vocabulary and width; "": a new one
     rate: float = 2.5e-3
     matrix_rate: float = 1.2e-2
 
@@ -40,6 +44,10 @@ class Eagle3Course:
         at_least(1, unroll=self.unroll, vocabulary=self.vocabulary)
         at_least(0, inner=self.inner)
         between(0, 1, hard=self.hard, decay=self.decay)
+        if (
+            self.start and files.read_block(Path(self.start).expanduser())["kind"] != self.kind
+        ):  # said before texts are made
+            raise SapwoodError(f"start={self.start!r} holds another kind of head; name the folder of a trained eagle3")
 
     def features(self, teacher: Teacher) -> tuple[int, int, int]:
         """A low, a middle and a high layer: those other engines expect where they are not told."""
@@ -47,7 +55,20 @@ class Eagle3Course:
         return min(low, middle), middle, max(high, middle)
 
     def build(self, teacher: Teacher, counts: IntArray) -> Eagle3:
-        """A head that begins as an early exit from the high layer: its own layer adds little as yet."""
+        """The head to go on from, or one that begins as an early exit from the high layer."""
+        return self.begun(teacher) if self.start else self.new(teacher, counts)
+
+    def begun(self, teacher: Teacher) -> Eagle3:
+        """The head of an earlier run, in the numbers that training wants."""
+        head = files.load(Path(self.start).expanduser(), device=teacher.device, dtype=torch.float32)
+        assert isinstance(head, Eagle3)
+        made_for = head.config.vocab, head.config.target_width, head.config.features
+        if made_for != (teacher.vocab, teacher.width, self.features(teacher)):
+            raise SapwoodError(f"the head in start={self.start!r} was made for another model; begin anew without it")
+        return head
+
+    def new(self, teacher: Teacher, counts: IntArray) -> Eagle3:
+        """A head whose own layer adds little as yet to the target's high one."""
         tokens = commonest(counts, self.vocabulary).to(teacher.device)
         config = Eagle3Config(
             shape=teacher.shape(self.inner or 4 * teacher.width),
