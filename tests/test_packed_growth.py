@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sapwood.arrays import FloatArray
 from sapwood.backends.torch.packed import growth, stream
 from sapwood.backends.torch.packed.soon import SOON, fetch_all, places_of
 from sapwood.controllers.fixed import Fixed
@@ -22,6 +23,7 @@ from sapwood.heads.files import save
 from sapwood.heads.layers import Shape
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
+from sapwood.policies.reach import worth
 from sapwood.policies.steps import Steps
 from sapwood.protocols import Drafter, Setting, Work
 from sapwood.recipe import Recipe
@@ -87,9 +89,12 @@ def text_of(found: Sequence[Outcome]) -> list[int]:
     return [token for outcome in found for token in outcome.tokens]
 
 
+COLUMNS = ("tokens", "parents", "depths", "ranks", "sources", "expanded")
+
+
 def check_same(ours: Tree, theirs: Tree) -> None:
     """The same nodes in the same order, with the same figures but for rounding."""
-    for column in ("tokens", "parents", "depths", "ranks", "sources", "expanded"):
+    for column in COLUMNS:
         assert np.array_equal(getattr(ours, column), getattr(theirs, column)), column
     np.testing.assert_allclose(ours.probs, theirs.probs, rtol=1e-4)
     np.testing.assert_allclose(ours.reach, theirs.reach, rtol=1e-3)
@@ -132,6 +137,38 @@ def test_with_a_seed_the_text_is_plain_decodings(folder: str, temperature: float
     assert text_of(found)[:40] == text_of(plain)[:40]
     sources = np.concatenate([outcome.grown.sources[1:] for outcome in found])
     assert {1, 2} <= set(sources.tolist())
+
+
+# --------------------------------------------------------------------------------------------- cut
+@pytest.mark.usefixtures("steady")
+def test_what_pays_was_found_on_the_way(folder: str) -> None:
+    found = rounds(Eagle(head=folder), Priced(nodes=20, depth=6, width=4), make_text(20, 1), True)
+    whole = [outcome for outcome in found if outcome.grown.priced is not None]
+    assert len(whole) > 10  # the others were grown step by step
+    assert all(outcome.tree is outcome.grown.priced[1] for outcome in whole)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("price", [None, PRICE, PRICE * 0.02, PRICE * 9])
+@pytest.mark.parametrize("nodes", [1, 5, 20])
+def test_a_cut_tree_is_the_one_that_the_policy_cuts(price: FloatArray | None, nodes: int) -> None:
+    rng, budget = np.random.default_rng(nodes), Budget(nodes, 6, 3, price, rate=0.0 if price is None else 1.0)
+    for _ in range(50):
+        seed = Tree(0)
+        for token in range(1, int(rng.integers(2, 40))):  # chances of 1 and of a half: many nodes are worth the same
+            seed.add(int(rng.integers(token)), token, float(rng.choice([0.5, 1.0])), rank=token % 3, source=token % 4)
+        growth_ = growth.Growth(None, 0, Terms(budget, 1, NO_COUNTS, least=2.0, level=99.0), seed, 0)  # type: ignore[arg-type]
+        assert not growth_.goes_on
+        tree = growth_.tree()
+        assert tree.priced is not None
+        assert tree.priced[0] is budget
+        cut, theirs = tree.priced[1], tree.best(worth(tree, budget))
+        for column in (*COLUMNS, "probs", "reach", "kept"):
+            assert np.array_equal(getattr(cut, column), getattr(theirs, column)), column
+
+
+def test_prices_without_a_rate_are_left_to_the_policy() -> None:
+    budget = Budget(5, 6, 3, PRICE, rate=0.0)
+    assert growth.Growth(None, 0, Terms(budget, 1, NO_COUNTS, least=2.0), Tree(0), 0).tree().priced is None  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------- seeds

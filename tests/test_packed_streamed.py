@@ -185,12 +185,12 @@ def test_a_pass_in_two_parts_shows_and_says_the_same(plainly: Callable[[Make], P
 def test_logits_stay_as_long_as_somebody_looks_at_them() -> None:
     shelf = Shelf(8)
     first, second = shelf.take(4), shelf.take(4)
-    place, part = first.data_ptr(), first[1:3, :5]
-    assert second.data_ptr() != place
+    place, part = first.ctypes.data, first[1:3, :5]
+    assert second.ctypes.data != place
     del first
-    assert shelf.take(4).data_ptr() != place
+    assert shelf.take(4).ctypes.data != place
     del part
-    assert shelf.take(3).data_ptr() == place
+    assert shelf.take(3).ctypes.data == place
 
 
 # ------------------------------------------------------------------------------------------ drafts
@@ -272,7 +272,7 @@ def test_callers_at_once_have_logits_of_their_own() -> None:
     def call(caller: int) -> None:
         for turn in range(300):
             mine = shelf.take(1 + turn % 3)
-            mine.fill_(caller)
+            mine.fill(caller)
             time.sleep(0)  # another's turn
             if not bool((mine == caller).all()):
                 mixed.append(turn)

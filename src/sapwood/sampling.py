@@ -106,7 +106,8 @@ class Sampler:
     def commit(self, tokens: Sequence[int]) -> None:
         """Count tokens that are now part of the output."""
         self._seen.update(tokens)
-        self._counts.update(tokens)
+        for token in tokens:
+            self._counts[token] += 1
         self.emitted += len(tokens)
         if self.guide is not None:
             self.guide.commit(tokens)

@@ -36,6 +36,7 @@ class Tree:
         self._chosen: dict[tuple[int, int], int] = {}  # (parent, token) -> the chosen child that carries it
         self.kept: IntArray | None = None  # [n] index of each node in the tree this one was cut from
         self.pruned: Tree | None = None  # what is to be checked, where growing has cut the tree already
+        self.priced: tuple[Any, Tree] | None = None  # a budget, and what pays under it, where growing has found that
 
     @classmethod
     def from_columns(
@@ -67,15 +68,11 @@ class Tree:
         return tree
 
     def _allocate(self, capacity: int) -> None:
-        self._tokens = np.zeros(capacity, np.int64)
-        self._parents = np.zeros(capacity, np.int64)
-        self._depths = np.zeros(capacity, np.int64)
-        self._ranks = np.zeros(capacity, np.int64)
-        self._sources = np.zeros(capacity, np.int64)
-        self._probs: FloatArray = np.zeros(capacity)
-        self._reach: FloatArray = np.ones(capacity)
-        self._sampled = np.zeros(capacity, bool)
-        self._expanded = np.zeros(capacity, bool)
+        self._tokens, self._parents, self._depths, self._ranks, self._sources = np.zeros((5, capacity), np.int64)
+        self._probs: FloatArray
+        self._reach: FloatArray
+        self._probs, self._reach = np.ones((2, capacity))
+        self._sampled, self._expanded = np.zeros((2, capacity), bool)
         self.valued = 1  # nodes below this index have their reach
 
     def _grow(self) -> None:
@@ -275,5 +272,5 @@ def check_path(path: Sequence[int], parents: IntArray) -> None:
     """Refuse what is no path of the tree with these parents: a session keeps nothing else."""
     if any(not 0 <= node < len(parents) for node in path):
         raise ValueError(f"cannot commit {list(path)}: {len(parents)} nodes were scored since the last commit")
-    if not len(path) or [-1, *path[:-1]] != parents[list(path)].tolist():
+    if not len(path) or [-1, *path[:-1]] != [int(parents[node]) for node in path]:
         raise ValueError(f"cannot commit {list(path)}: it is not a path that starts at the root")

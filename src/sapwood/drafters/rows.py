@@ -39,6 +39,7 @@ class Cache:
         self.text, slots = 0, text + SPARE  # rows of the text, and room
         self.keys, self.values = (like.new_empty(1, shape.kv_heads, slots, shape.head_width) for _ in range(2))
         self.outputs = like.new_empty(CAPACITY, shape.width)  # of the tree's rows, the root's first
+        self._arrays: tuple[Any, Any] | None = None
 
     def write(self, key: "Tensor", value: "Tensor", start: int) -> None:
         """Put rows at slot `start`."""
@@ -51,10 +52,17 @@ class Cache:
         """Have room for so many rows; the slots double where they do not suffice."""
         if slots > self.keys.shape[2]:
             self.keys, self.values = doubled(self.keys, slots), doubled(self.values, slots)
+            self._arrays = None
+
+    def arrays(self) -> tuple[Any, Any]:
+        """Keys and values on the host, [heads, slots, width], the same memory."""
+        if self._arrays is None:
+            self._arrays = self.keys[0].numpy(), self.values[0].numpy()
+        return self._arrays
 
     def close(self) -> None:
         """Free the rows."""
-        del self.keys, self.values, self.outputs
+        del self.keys, self.values, self.outputs, self._arrays
 
     def take(self, rows: list[int]) -> "Tensor":
         """Outputs of these rows of the tree, [rows, width]."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from sapwood.drafters.automaton import START, Automaton, Context, Match
 from sapwood.part import Part, at_least
 from sapwood.protocols import Frontier, Request, Setting
@@ -105,13 +107,20 @@ class Suffix(Part):
 
     def seed(self, root: int, width: int, longest: int) -> Tree:
         """The likeliest continuations of the text, and what follows the first of them for as long as that is likely."""
-        tree, tip, likely = Tree(root), ROOT, True
-        while likely and tree.depths[tip] < longest:
-            probs = self._spread(self._match_of(tree, tip))
+        self.catch_up()
+        matches, books = [self.local_.match(), *self.ends_], [self.local_, *self.past_]
+        nodes, tip, depth = [(root, -1, 0, 0, 1.0)], ROOT, 0  # token, parent, depth, rank and chance of each
+        while depth < longest and (probs := self._spread(matches)):
             best = sorted(probs, key=probs.__getitem__, reverse=True)[:width]
-            tip = tree.extend(tip, best, [probs[token] for token in best], source=self.source)[0] if best else tip
-            likely = bool(best) and probs[best[0]] >= LIKELY
-        return tree
+            parent, tip, depth = tip, len(nodes), depth + 1
+            nodes += [(token, parent, depth, rank, probs[token]) for rank, token in enumerate(best)]
+            if probs[best[0]] < LIKELY:
+                break
+            matches = [book.advance(match, best[0]) for book, match in zip(books, matches, strict=True)]
+        *numbers, chances = zip(*nodes, strict=True)
+        tokens, parents, depths, ranks = np.array(numbers)
+        sources = (depths > 0).astype(np.int64) << self.source
+        return Tree.from_columns(tokens, parents, depths, np.array(chances), ranks=ranks, sources=sources)
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add the likeliest continuations of each node's context."""

@@ -99,5 +99,7 @@ class Best(Part):
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The best nodes, as many as pay."""
+        if tree.priced is not None and tree.priced[0] is budget:
+            return tree.priced[1]
         value(tree, self.estimator)
         return tree.best(worth(tree, budget))

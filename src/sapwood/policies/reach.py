@@ -1,5 +1,7 @@
 """Reach of each node: the product of its estimator's chances along the path."""
 
+from itertools import accumulate
+
 import numpy as np
 
 from sapwood.arrays import FloatArray
@@ -50,8 +52,9 @@ def breadth(reach: float, least: float, most: int) -> int:
 
 def worth(tree: Tree, budget: Budget) -> int:
     """How many of the best nodes to check: the most tokens gained over the price of their pass."""
-    gain = np.cumsum(np.sort(tree.reach[1:])[::-1][: budget.nodes])
-    if budget.price is None or not len(gain):
-        return len(gain)
-    profit = np.append(0.0, gain - (budget.price[1 : len(gain) + 1] - budget.price[0]))
-    return int(np.argmax(profit))  # a staircase has many local optima: look at all of them
+    reach = sorted(tree.reach[1:].tolist(), reverse=True)[: budget.nodes]  # lists: a tree is small, numpy far away
+    if budget.price is None or not reach:
+        return len(reach)
+    base, *prices = budget.price[: len(reach) + 1].tolist()
+    profit = [0.0, *(gain - (price - base) for gain, price in zip(accumulate(reach), prices, strict=True))]
+    return profit.index(max(profit))  # a staircase has many local optima: look at all of them

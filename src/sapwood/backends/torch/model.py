@@ -153,7 +153,7 @@ class TorchBackend:
         for session, chunk, own in zip(texts, chunks, states[len(work) :], strict=True):
             session.learn(chunk.tokens, own, self.network.speak)
         mine = zip(spans, states, work, strict=False)
-        return [TorchScores(logits[span], own, settle=settle) for span, own, _ in mine]
+        return [TorchScores(logits if len(spans) == 1 else logits[span], own, settle=settle) for span, own, _ in mine]
 
     def _kept(self, chunks: Sequence[Chunk] = ()) -> set[int]:
         """Layers whose inputs a pass keeps: what the head reads too where the text may be asked about later."""

@@ -73,12 +73,12 @@ class TorchScores:
 
         At temperature 0 they are the best ones, else keyed draws: `key` names the noise after a depth.
         """
+        if not hasattr(tree, "path_rows"):  # it has not grown on a device, and that module need not be looked for
+            return self._walk(tree) if temperature == 0 else None
         from sapwood.backends.torch.fused.tree import DeviceTree
-
-        if not isinstance(tree, DeviceTree):
-            return self._walk(tree) if temperature == 0 and self._logits.device.type == "cpu" else None
         from sapwood.backends.torch.fused.verify import follow
 
+        assert isinstance(tree, DeviceTree)
         leading = getattr(self, "best", None)  # of each row on the device, where the pass has found them
         found = follow(tree, self._logits, temperature, key, leading=leading, hidden=self._hidden, static=self._static)
         self._walked = None if found is None else tree
@@ -86,27 +86,34 @@ class TorchScores:
 
     def _walk(self, tree: Tree) -> tuple[tuple[int, ...], int] | None:
         """The same on the host, where only rows on the way are looked at; None where a row is no whole array."""
-        if self._logits.dtype != torch.float32 or len(self._logits) != len(tree):
+        given = self._given if isinstance(self._given, torch.Tensor) else self._logits
+        if given.device.type != "cpu" or given.dtype != torch.float32 or len(given) != len(tree):
             return None
-        rows, path = self._logits.numpy(), [ROOT]
-        said = int(rows[ROOT].argmax())
-        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        rows, nodes = given.numpy(), list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+        self._settle()  # only now: while a pass runs beside the host, the host's time costs nothing
+        path, said = [ROOT], int(rows[ROOT].argmax())
+        for node, (parent, token) in enumerate(nodes):
             if token == said and parent == path[-1]:  # children come after their parents
                 path.append(node)
                 said = int(rows[node].argmax())
         return tuple(path), said
 
-    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
-        """Hidden states of these rows on the device, [rows, layers * width], layers in the order asked for."""
+    def states(self, layers: Sequence[int]) -> list[torch.Tensor]:
+        """Hidden states of all rows on the device, [n, width] for each of these layers."""
         missing = [layer for layer in layers if layer not in self._hidden]
         if missing:
             raise ValueError(f"the inputs of layers {missing} were not kept; call backend.watch({list(layers)}) first")
         self._settle()
+        return [self._hidden[layer] for layer in layers]
+
+    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
+        """Hidden states of these rows on the device, [rows, layers * width], layers in the order asked for."""
+        states = self.states(layers)
         first = rows[0] if len(rows) else 0
         if first >= 0 and list(rows) == list(range(first, first + len(rows))):
-            return torch.cat([self._hidden[layer][first : first + len(rows)] for layer in layers], -1)
+            return torch.cat([state[first : first + len(rows)] for state in states], -1)
         where = self._rows(rows)
-        return torch.cat([self._hidden[layer].index_select(0, where) for layer in layers], -1)
+        return torch.cat([state.index_select(0, where) for state in states], -1)
 
     def _rows(self, rows: Sequence[int]) -> torch.Tensor:
         """These rows as an index on the device, without a transfer where they were walked there."""

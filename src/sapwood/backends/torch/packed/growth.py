@@ -1,6 +1,7 @@
 """Whole trees of a packed EAGLE-3 head, each in one compiled call: the tables and the memory that it asks for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from sapwood.backends.torch.packed.reading import STRIP, WIDTHS
 from sapwood.backends.torch.packed.soon import SOON, places_of
 from sapwood.backends.torch.packed.stream import aligned
 from sapwood.backends.torch.packed.team import DESK, TEAM
+from sapwood.backends.torch.scores import TorchScores
+from sapwood.heads.eagle3 import FEATURES
 from sapwood.records import Budget, Counts, Levels, Outcome, Terms
 from sapwood.tree import CAPACITY, Tree
 
@@ -52,9 +55,12 @@ class Grower:
         """Grow from one row, so that what is compiled (at first for seconds) is ready before rounds are timed."""
         shape, cell = self.shape, np.zeros((1, 1, 1, 1))
         keys, values = (np.zeros((shape.kv_heads, OPENED + 1, shape.head_width), np.float32) for _ in range(2))
-        features = np.zeros((1, self.parts[0].inputs), np.float32)
+        features = np.zeros((FEATURES, 1, self.head.config.target_width), np.float32)
+        row = np.zeros(1, np.int64)
         terms = Terms(Budget(nodes=1, depth=1, width=1), 1, Counts(np.zeros(0), cell, cell, 1.0, 1.0))
-        self.run(Growth(self, 0, terms, None, 0), Text(features, np.zeros(1, np.int64), 0, keys, values, 0))
+        self.run(
+            Growth(self, 0, terms, None, 0), Text(features[0], features[1], features[2], row, row, 0, keys, values, 0)
+        )
 
     def form(self, levels: Levels) -> Terms | None:
         """What a growth of these levels goes by; None where one is not possible."""
@@ -64,6 +70,7 @@ class Grower:
     def begin(self, root: int, levels: Levels, seed: Tree | None, source: int) -> "Growth":
         """A growth from the root, or from what others have proposed; whether it is to go on, it says itself."""
         assert levels.terms is not None
+        SOON.want(self.memory)  # the next growth begins after a pass over this one's tree
         return Growth(self, root, levels.terms, seed, source)
 
     def run(self, growth: "Growth", text: Text) -> None:
@@ -110,8 +117,10 @@ class Grower:
             "sums": np.empty((workers, shape.head_width // STRIP, group, STRIP), np.float32),
         }
 
-    def claim(self, outcome: Outcome) -> None:
-        """Features are asked of the scores."""
+    def claim(self, outcome: Outcome) -> "Claim | None":
+        """The features of the accepted path, where they lie."""
+        scores, path = outcome.scores, outcome.verdict.path
+        return Claim(scores.states(self.head.config.features), path) if isinstance(scores, TorchScores) else None
 
     def foresee(self, cache: Any, committed: int, levels: Levels, source: int = 0) -> float:
         """Nothing grows before the verdict is known: 0 seconds."""
@@ -125,36 +134,67 @@ def grower_for(head: Any, embedding: Tensor) -> Grower | None:
     return Grower(head, embedding) if able else None
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the target thought of some rows of a pass, left where it lies until it is read."""
+
+    states: Sequence[Tensor]  # of each layer, [rows of the pass, width]
+    rows: Sequence[int]
+
+    def tensor(self) -> Tensor:
+        """The same in one piece, [rows, layers * width]."""
+        return torch.cat([states[list(self.rows)] for states in self.states], -1)
+
+
+def claim_of(features: Tensor | Claim) -> Claim:
+    """Features [rows, layers * width] as a claim on all of them, or one that they are already."""
+    if isinstance(features, Claim):
+        return features
+    return Claim([part.contiguous() for part in features.chunk(FEATURES, -1)], range(len(features)))
+
+
 class Growth:
     """A tree on its way: columns, and what the policy wants of them."""
 
     def __init__(self, grower: Grower, root: int, terms: Terms, seed: Tree | None, source: int) -> None:
-        self.grower, budget = grower, terms.budget
-        self.width, self.best = budget.width, np.empty(budget.nodes + 1)
-        self.wish, self.grown = wish_of(terms, source), columns(Tree(root, 1) if seed is None else seed, self.width)
+        self.grower, self.budget, self.width = grower, terms.budget, terms.budget.width
+        self.wish, self.best = wish_of(terms, source), np.empty(self.budget.nodes + 1)
+        self.grown = columns(Tree(root, 1) if seed is None else seed, self.width, self.budget.nodes + 1)
         self.goes_on = begin(self.wish, self.best, self.grown)  # False where the seed is all that pays
 
-    def run(self, cache: Any, features: Tensor, tokens: Sequence[int], committed: int) -> None:
-        """Read new text, features [rows, width] and the token after each, the root last; and grow as far as it pays."""
+    def run(self, cache: Any, features: Tensor | Claim, tokens: Sequence[int], committed: int) -> None:
+        """Read new text, its features and the token after each, the root last; and grow as far as it pays."""
         new = len(tokens)
         cache.reserve(cache.text + new + OPENED)
-        keys, values = cache.keys[0].numpy(), cache.values[0].numpy()
-        text = Text(features.numpy(), np.array(tokens), committed - new, keys, values, cache.text)
+        claim, (keys, values) = claim_of(features), cache.arrays()
+        low, middle, high = (states.numpy() for states in claim.states)
+        rows, after = np.array(claim.rows), np.array(tokens)
+        text = Text(low, middle, high, rows, after, committed - new, keys, values, cache.text)
         self.grower.run(self, text)
         cache.text += new
 
     def tree(self) -> Tree:
-        """What has grown; the next one will begin after a pass over this."""
-        SOON.want(self.grower.memory)
-        size = int(self.grown.size[0])
-        tokens, parents, depths, ranks, sources, probs, reach, expanded = (part[:size] for part in self.grown[1:])
-        return Tree.from_columns(
+        """What has grown, and what pays of it."""
+        size, _, count = self.grown.size.tolist()
+        tokens, parents, depths, ranks, sources, probs, reach, expanded = (part[:size] for part in self.grown[1:9])
+        tree = Tree.from_columns(
             tokens, parents, depths, probs, reach=reach, ranks=ranks, sources=sources, expanded=expanded
         )
+        if (self.budget.price is None) == (not self.budget.rate):  # else growing goes by other prices than checking
+            tree.priced = self.budget, self._left(count)
+        return tree
+
+    def _left(self, count: int) -> Tree:
+        """What is left of the tree when it is cut."""
+        (tokens, parents, depths, ranks, sources, kept), (probs, reach) = self.grown.left, self.grown.worth
+        return Tree.from_columns(
+            tokens[:count], parents[:count], depths[:count], probs[:count], reach=reach[:count], ranks=ranks[:count],
+            sources=sources[:count], expanded=self.grown.opened[:count], kept=kept[:count],
+        )  # fmt: skip
 
 
-def columns(seed: Tree, width: int) -> Grown:
-    """Columns that begin with a tree, of which the head knows nothing yet."""
+def columns(seed: Tree, width: int, left: int) -> Grown:
+    """Columns that begin with a tree, of which the head knows nothing yet; at most so many nodes will be left of it."""
     size, most = len(seed), min(CAPACITY, len(seed) + OPENED * width)
 
     def column(values: Any) -> Any:
@@ -163,7 +203,7 @@ def columns(seed: Tree, width: int) -> Grown:
         return made
 
     return Grown(
-        size=np.array([size, size]),
+        size=np.array([size, size, 0]),
         tokens=column(seed.tokens),
         parents=column(seed.parents),
         depths=column(seed.depths),
@@ -172,6 +212,9 @@ def columns(seed: Tree, width: int) -> Grown:
         probs=column(seed.probs),
         reach=np.ones(most),
         expanded=np.zeros(most, np.bool_),
+        left=np.empty((6, left), np.int64),
+        worth=np.empty((2, left)),
+        opened=np.empty(left, np.bool_),
     )
 
 

@@ -28,9 +28,9 @@ class Wish(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """Columns of the tree, the root first; then what others have proposed, the seeds."""
+    """Columns of the tree, the root first, then what others have proposed, the seeds; and of what is left of it."""
 
-    size: Any  # [2] int64, nodes so far, and those of them that are seeds
+    size: Any  # [3] int64, nodes so far, those of them that are seeds, and those that are left
     tokens: Any
     parents: Any
     depths: Any
@@ -39,6 +39,9 @@ class Grown(NamedTuple):
     probs: Any
     reach: Any
     expanded: Any  # True where the head was asked
+    left: Any  # [6, most nodes] int64, of nodes that pay: tokens, parents, depths, ranks, sources, and which they are
+    worth: Any  # [2, most nodes] float64, their probs and reach
+    opened: Any  # [most nodes] bool, where they are expanded
 
 
 # ------------------------------------------------------------------------------------------- value
@@ -147,7 +150,55 @@ def pick(wish: Any, best: Any, grown: Any, leaves: Any, most: int) -> int:
 def begin(wish: Any, best: Any, grown: Any) -> bool:
     """Value the seeds; True where the root is worth opening, False where they are all that pays."""
     value(wish, grown, 1)
-    return pick(wish, best, grown, np.empty(1, np.int64), 1) > 0
+    goes_on = pick(wish, best, grown, np.empty(1, np.int64), 1) > 0
+    if not goes_on:
+        cut(wish, best, grown)
+    return goes_on
+
+
+# -------------------------------------------------------------------------------------------- cut
+@compiled
+def paying(wish: Any, best: Any, found: int) -> int:
+    """How many of the best nodes to check; see `policies.reach.worth`."""
+    if not wish.price.shape[0]:
+        return found
+    gain, top, count = 0.0, 0.0, 0
+    for own in range(1, found + 1):
+        gain += best[own - 1]
+        profit = gain - (wish.price[own] - wish.price[0])
+        if profit > top:
+            top, count = profit, own
+    return count
+
+
+@compiled
+def keep(grown: Any, node: int, parent: int) -> None:
+    """Add a node to those that are left, below the one that has this place among them."""
+    place, left = grown.size[2], grown.left
+    left[0, place], left[1, place], left[2, place] = grown.tokens[node], parent, grown.depths[node]
+    left[3, place], left[4, place], left[5, place] = grown.ranks[node], grown.sources[node], node
+    grown.worth[0, place], grown.worth[1, place] = grown.probs[node], grown.reach[node]
+    grown.opened[place] = grown.expanded[node]
+    grown.size[2] += 1
+
+
+@compiled
+def cut(wish: Any, best: Any, grown: Any) -> None:
+    """Leave the nodes that pay: those of largest reach, of equals the earlier, which holds their parents too."""
+    found = rank_reach(grown.reach, grown.size[0], best[: wish.nodes])
+    count = paying(wish, best, found)
+    least, equals = best[count - 1] if count else 2.0, count
+    for place in range(count):
+        equals -= best[place] > least
+    grown.size[2] = 0
+    keep(grown, 0, -1)
+    for node in range(1, grown.size[0]):
+        if grown.reach[node] > least or (grown.reach[node] == least and equals):
+            equals -= grown.reach[node] == least
+            place = 0
+            while grown.left[5, place] != grown.parents[node]:
+                place += 1
+            keep(grown, node, place)
 
 
 # ------------------------------------------------------------------------------------------ growth
@@ -199,4 +250,6 @@ def plan(wish: Any, room: Any, grown: Any, vocabulary: Any, facts: Any, step: in
         room.seen[row, :begun] = room.seen[up, :begun]
         room.seen[row, begun : begun + count] = False
         room.seen[row, row] = True
+    if not count:
+        cut(wish, room.best, grown)
     facts[step + 1, 0], facts[step + 1, 1] = count, begun

@@ -40,7 +40,10 @@ class Net(NamedTuple):
 class Text(NamedTuple):
     """The new text, and where rows of the head are kept."""
 
-    features: Any  # [rows, features]
+    low: Any  # [rows of a pass, width], what the target thought in a low layer
+    middle: Any  # the same in a middle one
+    high: Any
+    rows: Any  # [rows] int64, those of the pass that are the text
     tokens: Any  # [rows] int64, the token after each
     first: Any  # position of the first row
     keys: Any  # [kv heads, slots, head width]
@@ -92,8 +95,11 @@ def norm_row(room: Any, norm: Any, eps: Any, row: Any, r: int) -> None:
 @inlined
 def feed(text: Any, room: Any, r: int) -> None:
     """Features on the grid."""
-    room.entered[r, : text.features.shape[1]] = text.features[r]
-    set_grid(room, r, text.features.shape[1], np.float32(1.0))
+    width, row = text.low.shape[1], text.rows[r]
+    room.entered[r, :width] = text.low[row]
+    room.entered[r, width : 2 * width] = text.middle[row]
+    room.entered[r, 2 * width : 3 * width] = text.high[row]
+    set_grid(room, r, 3 * width, np.float32(1.0))
 
 
 @inlined

@@ -65,6 +65,8 @@ class Packed:
         self.levels = attention.levels(net.head_width)
         self.eps, self.scale = np.float32(net.eps), np.float32(net.scale)
         self.rates = net.rates.double().numpy()
+        whole = net.embedding.dtype == torch.float32
+        self.words: Floats | None = net.embedding.detach().numpy() if whole else None
         self.turned: Floats = np.empty((2, 0, len(self.rates)), np.float32)  # see `_turns`, by position
         self.windows = {layer.window for layer in self.layers}
         self.layout = layout_of(net, len(self.layers))
@@ -204,8 +206,8 @@ class Packed:
 
     def _embed(self, rows: Rows) -> Tensor:
         """The embeddings of the rows, float32 [rows, width], in memory of their own."""
-        if self.net.embedding.dtype == torch.float32:  # without torch's threads, which would spin on into the pass
-            return torch.from_numpy(self.net.embedding.detach().numpy().take(rows.tokens, 0))
+        if self.words is not None:  # without torch's threads, which would spin on into the pass
+            return torch.from_numpy(self.words.take(rows.tokens, 0))
         return torch.nn.functional.embedding(torch.from_numpy(rows.tokens), self.net.embedding).float()
 
     def _attend(

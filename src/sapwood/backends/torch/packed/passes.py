@@ -50,12 +50,12 @@ class Shelf:
         self._held: list[np.ndarray[Any, Any]] = []
         self._lock = threading.Lock()  # two must not find the same place free
 
-    def take(self, rows: int) -> Tensor:
+    def take(self, rows: int) -> Floats:
         """Room for so many rows, [rows, width]."""
         with self._lock:
             return self._take(rows)
 
-    def _take(self, rows: int) -> Tensor:
+    def _take(self, rows: int) -> Floats:
         free = [i for i in range(len(self._held)) if sys.getrefcount(self._held[i]) == UNUSED]
         fits = [i for i in free if len(self._held[i]) >= rows]
         if not fits:
@@ -63,7 +63,7 @@ class Shelf:
                 del self._held[i]
             self._held.append(np.empty((rows, self.width), np.float32))
             fits = [len(self._held) - 1]
-        return torch.from_numpy(self._held[fits[0]][:rows])  # which keeps the array until its last view is gone
+        return self._held[fits[0]][:rows]  # which keeps the array until its last view is gone
 
 
 class Passes:
@@ -106,11 +106,11 @@ class Passes:
         """
         layers, count, ends = len(self.layers), len(stream), spoken != UNFINISHED
         wanted = tuple(sorted(layer for layer in watched if first <= layer < stop))
-        made = torch.empty(len(wanted) + 1, count, self.sizes.width)  # inputs of watched layers, and states
-        kept, logits = made.numpy(), self.shelf.take(max(spoken, 0))
+        kept = np.empty((len(wanted) + 1, count, self.sizes.width), np.float32)  # inputs of watched layers, and states
+        logits = self.shelf.take(max(spoken, 0))
         size = count, -(-max(block.slots for block in rows.blocks) // KEYS) * KEYS, torch.get_num_threads()
         room = self.rooms.pop(size, None) or self._room(*size)
-        given = {"stream": stream.numpy(), "kept": kept, "states": kept[-1], "logits": logits.numpy()}
+        given = {"stream": stream.numpy(), "kept": kept, "states": kept[-1], "logits": logits}
         work = Work(keep=self._keep(wanted), **given, **room, soon=SOON.take())
         stages = self._course(first, stop, ends, spoken > 0)
         desks = np.zeros((1 + len(stages), DESK), np.int64)  # the first is the door
@@ -120,11 +120,11 @@ class Passes:
             rows.spans[0].slots.settle = errand.finish
         else:
             errand.finish()
-        *inputs, states = made.unbind()
+        *inputs, states = torch.from_numpy(kept).unbind()
         found = dict(zip(wanted, inputs, strict=True))
         if ends and layers in watched:
             found[layers] = states
-        return states, logits[:, : self.head.outputs], found
+        return states, torch.from_numpy(logits[:, : self.head.outputs]), found
 
     def _keep(self, wanted: tuple[int, ...]) -> IntArray:
         """Where the inputs of layers are kept, as in `Work`."""
