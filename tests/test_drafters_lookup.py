@@ -188,6 +188,21 @@ def test_suffix_remembers_earlier_outputs_once_they_end() -> None:
     assert list(answer(begin(part, [10, 11], bound=True), 11)) == [12]  # the first token of an output has a context
 
 
+def test_suffix_reads_later_what_was_said_while_drafting_rested() -> None:
+    said, random = [], np.random.default_rng(5)
+    awake, rested = (begin(Suffix(), [3, 1, 2, 3]) for _ in range(2))
+    for context, bonus in enumerate(random.integers(0, 4, 60).tolist(), 3):
+        said.append(bonus)
+        for drafter, asked in ((awake, True), (rested, context % 20 == 0)):
+            tree = Tree(said[-2] if said[1:] else 3)
+            drafter.observe(Outcome(tree, tree, Verdict((ROOT,), bonus), Rows(tree), context, asked=asked))
+    assert rested.unheard_
+    assert not rested.at_home
+    assert answer(rested, said[-1]) == answer(awake, said[-1])
+    assert rested.local_.size == awake.local_.size
+    assert rested.output_ == awake.output_
+
+
 def test_suffix_puts_the_text_at_hand_first() -> None:
     part = Suffix()
     first = begin(part, [5, 6])

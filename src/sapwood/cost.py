@@ -58,14 +58,13 @@ class CostCurve:
         factor = seconds / self.seconds(rows, context, trees)
         factor = min(max(factor, 1 / OUTLIER), OUTLIER)
         self.drift *= 1 + DRIFT * (factor - 1)
-        column = min(range(len(self.rows)), key=lambda column: abs(self.rows[column] - rows))
+        column = nearest(self.rows, rows)
         below, above, weight = self._between(context)
         place = above if weight > 0.5 else below
         self.table[place][column] *= 1 + SHAPE * (factor - 1)
         if trees > 1:
             self.tree *= 1 + SHAPE * (factor - 1)
-        if (kept := self._lines.pop(place, None)) is not None:
-            self._line(place, len(kept))
+        self._lines.pop(place, None)
 
     def _cell(self, place: int, rows: int) -> float:
         """Seconds of so many rows at one of the measured contexts, before drift."""
@@ -132,6 +131,14 @@ class CostCurve:
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps(self.to_json(), indent=1))
         draft.replace(path)
+
+
+def nearest(known: list[int], number: int) -> int:
+    """Place of the known number that is nearest, of two the smaller."""
+    above = bisect.bisect_left(known, number)
+    if above == len(known) or (above and number - known[above - 1] <= known[above] - number):
+        return above - 1
+    return above
 
 
 def flat(seconds: float = 1.0) -> CostCurve:

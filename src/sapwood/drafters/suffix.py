@@ -64,6 +64,7 @@ class Suffix(Part):
     def reset(self, request: Request) -> None:
         """Take the prompt; it is read when it is first needed, or while others are at work."""
         self.local_, self.unread_ = Automaton(), request.prompt
+        self.unheard_: list[int] = []  # emitted while nobody asked
         self.past_ = [book for book in (self.earlier.young, self.earlier.old) if book.size]
         self.ends_ = [(START, 0) for _ in self.past_]  # how each book matches the end of the text
         self._follow(request.prompt[-REACH:])
@@ -72,17 +73,21 @@ class Suffix(Part):
         self.output_ = list(request.prompt[-LEAD:])
 
     def catch_up(self) -> None:
-        """Read the prompt, unless that was done."""
+        """Read the prompt and what was emitted, unless that was done."""
         prompt, self.unread_ = self.unread_, ()
+        tokens, self.unheard_ = self.unheard_, []
         if prompt:
             self.local_.learn(prompt)
+        if tokens:
+            self.local_.extend(tokens)
+            self._follow(tokens)
 
     def observe(self, outcome: Outcome) -> None:
-        """Append what was emitted."""
-        self.catch_up()
-        self.local_.extend(outcome.tokens)
-        self._follow(outcome.tokens)
+        """Append what was emitted; while drafting rests, that can wait."""
+        self.unheard_ += outcome.tokens
         self.output_ += outcome.tokens
+        if outcome.asked:
+            self.catch_up()
 
     def close(self) -> None:
         """Remember the output."""
@@ -91,7 +96,11 @@ class Suffix(Part):
     @property
     def at_home(self) -> bool:
         """True where the text at hand has matched an earlier one for a while, so that the next words may be known."""
-        return not self.unread_ and max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
+        return (
+            not self.unread_
+            and not self.unheard_
+            and max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
+        )
 
     def recite(self, root: int, longest: int) -> Tree:
         """The likeliest continuation of the text as one path, for as long as it is likely."""

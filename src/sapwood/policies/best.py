@@ -101,5 +101,7 @@ class Best(Part):
         """The best nodes, as many as pay."""
         if tree.priced is not None and tree.priced[0] is budget:
             return tree.priced[1]
+        if len(tree) == 1:  # nothing to choose from
+            return tree
         value(tree, self.estimator)
         return tree.best(worth(tree, budget))
