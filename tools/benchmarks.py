@@ -282,7 +282,7 @@ def gpu_sections(record: Record) -> Iterator[str]:
         said = (
             "Random weights, bfloat16; milliseconds of a pass, and how many times those in which weights and keys can "
         )
-        said += f"be read once at copy speed, by sessions x nodes; with a star of a second run. {file}"
+        said += f"be read once at copy speed, by sessions x nodes; with a star, or two, of a second and a third run. {file}"
         yield section("Larger models on a GPU", said, shapes_table(shapes), f"{command} --parts a,d")
 
 
@@ -293,8 +293,8 @@ def shares(row: Record) -> list[str]:
 
 
 def cell_of(row: Record) -> str:
-    """Milliseconds and times the floor; a star where it is of the second of two runs."""
-    return f"{row['ms']:.2f} ({row['over']:.2f}){'*' if row.get('run') == 2 else ''}"
+    """Milliseconds and times the floor; a star for each run before the one it is of."""
+    return f"{row['ms']:.2f} ({row['over']:.2f}){'*' * (row.get('run', 1) - 1)}"
 
 
 def shapes_table(shapes: Record) -> str:
