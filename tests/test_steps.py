@@ -18,10 +18,10 @@ from sapwood.part import Part
 from sapwood.policies.best import Best
 from sapwood.policies.reach import value
 from sapwood.policies.static import Static
-from sapwood.policies.steps import FADE, RECENT, STALE, Steps, toll
+from sapwood.policies.steps import FADE, LEAST, RECENT, STALE, Steps, toll
 from sapwood.protocols import Frontier
 from sapwood.recipe import Recipe
-from sapwood.records import Budget, Draw, Outcome, Times, Verdict
+from sapwood.records import Budget, Counts, Draw, Outcome, Times, Verdict
 from sapwood.rng import Keyed, Rng
 from sapwood.sampling import Sampling
 from sapwood.testing import law_error
@@ -117,12 +117,35 @@ def test_the_seconds_of_a_level_are_those_of_one_more() -> None:
     assert steps.seconds < 3 * before
 
 
-def test_trees_of_one_depth_share_their_seconds() -> None:
+def test_where_all_trees_are_alike_a_level_is_cheap_so_that_deeper_ones_show_its_price() -> None:
     steps = Steps()
     for _ in range(10):
         steps.observe(outcome(chain(0.9, 0.9), 6.0), first=False)
-    assert steps.seconds == pytest.approx(3.0)
+    assert steps.seconds == pytest.approx(LEAST * 3.0)
     assert 0 < FADE < 1
+
+
+def test_the_price_stays_when_trees_become_alike_and_follows_the_machine() -> None:
+    steps = Steps()
+    for levels in itertools.islice(itertools.cycle([1, 2, 5, 3]), 40):
+        steps.observe(outcome(chain(*[0.9] * levels), 6.0 + 2.0 * levels), first=False)
+    for _ in range(300):
+        steps.observe(outcome(chain(0.9), 8.0), first=False)
+    assert steps.seconds == pytest.approx(2.0, rel=0.1)  # not the 8 that a tree of one level takes
+    for _ in range(300):
+        steps.observe(outcome(chain(0.9), 16.0), first=False)  # half as fast
+    assert steps.seconds == pytest.approx(4.0, rel=0.1)
+
+
+def test_terms_are_for_one_alone_until_a_tree_was_seen() -> None:
+    steps, budget, (one, other) = Steps(), Budget(3, 4, 4, np.arange(4.0), 0.0, 1.0), (object(), object())
+    counts = Counts(np.zeros(0), np.zeros((1, 1, 1, 1)), np.zeros((1, 1, 1, 1)), 1.0, 1.0)
+    first = steps.terms(budget, 1, counts, owner=one)
+    assert first is not None
+    assert first.chance == 1.0
+    assert steps.terms(budget, 1, counts, owner=other) is None
+    steps.nodes = 1
+    assert steps.terms(budget, 1, counts, owner=other) is not None
 
 
 def test_levels_that_only_look_things_up_are_not_counted() -> None:
@@ -130,7 +153,7 @@ def test_levels_that_only_look_things_up_are_not_counted() -> None:
     for _ in range(20):
         steps.observe(outcome(chain(0.9, sources=2), 4.0), first=False)
         steps.observe(outcome(chain(*[0.9] * 16, sources=1), 0.1), first=False)
-    assert steps.seconds == pytest.approx(4.0)
+    assert steps.seconds == pytest.approx(LEAST * 4.0)
 
 
 def test_the_chance_of_a_best_child_follows_the_text_and_is_forgotten() -> None:

@@ -282,7 +282,9 @@ def gpu_sections(record: Record) -> Iterator[str]:
         said = (
             "Random weights, bfloat16; milliseconds of a pass, and how many times those in which weights and keys can "
         )
-        said += f"be read once at copy speed, by sessions x nodes; with a star, or two, of a second and a third run. {file}"
+        said += (
+            f"be read once at copy speed, by sessions x nodes; with a star, or two, of a second and a third run. {file}"
+        )
         yield section("Larger models on a GPU", said, shapes_table(shapes), f"{command} --parts a,d")
 
 

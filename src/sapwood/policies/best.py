@@ -85,7 +85,7 @@ class Best(Part):
         if counts is None:
             return None
         if budget.rate:
-            return self.steps.terms(budget, self.stride, counts)
+            return self.steps.terms(budget, self.stride, counts, owner=self)
         return Terms(budget, self.stride, counts, least=max(budget.floor, budget.draft))
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:

@@ -8,8 +8,6 @@ drafters share a tree, levels that only the first ones answered are not counted:
 requests share a pass, one of them finds out for all what a best child is like just now.
 """
 
-import math
-
 import numpy as np
 
 from sapwood.arrays import FloatArray
@@ -21,7 +19,8 @@ DRAFTERS = (1 << AIDS) - 1  # what a request knows by itself takes no time
 FADE = 0.97  # weight that a round's seconds keep after the next one
 RECENT = 20  # expanded nodes that the chance of a best child looks back; rounds without any that make it forget
 STALE = 100  # rounds without an expanded node after which what a level takes is measured anew
-EVEN = 0.05  # variance of the number of levels below which trees are equally deep, and no slope can be seen
+EVEN = 0.25  # variance of the number of levels below which trees are much alike, and no slope can be seen
+LEAST = 0.25  # of its share of a round's seconds, that a level takes at least
 MISHAP = 4.0  # a round that takes more than so many times the usual was interrupted
 
 
@@ -36,21 +35,28 @@ class Steps:
         self.idle = 0.0  # rounds since a node was last expanded
         self.last = 0  # largest set of sources seen: its highest bit is the last drafter
         self.sums = [0.0] * 5  # faded: rounds, levels, seconds, levels squared, levels times seconds
+        self.line = 0.0, 0.0  # seconds of beginning a tree and of a level, when trees were last unlike each other
 
     def choose(self, tree: Tree, reach: FloatArray, budget: Budget, stride: int, owner: object) -> list[int]:
         """The leaves to expand together, best first, at most `stride`; none where that would not pay."""
-        if not self.nodes:
-            self.trial = self.trial or owner
-            if owner is not self.trial:
-                return []
+        if self._waits(owner):
+            return []
         least = toll(tree, budget, stride)
         able = ready(tree, reach, budget, stride, least / max(self.chance, 1e-9))
         gain = sum(float(reach[node]) * self.chance - least for node in able)
         return able if gain > budget.rate * self.seconds else []
 
-    def terms(self, budget: Budget, stride: int, counts: Counts) -> Terms | None:
-        """What `choose` goes by, for a drafter that can do the same by itself; None before any tree was seen."""
-        return Terms(budget, stride, counts, self.chance, budget.rate * self.seconds) if self.nodes else None
+    def _waits(self, owner: object) -> bool:
+        """True where nobody knows what a best child is like, and another is finding out."""
+        if self.nodes:
+            return False
+        self.trial = self.trial or owner
+        return owner is not self.trial
+
+    def terms(self, budget: Budget, stride: int, counts: Counts, owner: object) -> Terms | None:
+        """What `choose` goes by, for a drafter that can do the same by itself; None where its tree has to wait."""
+        waits = self._waits(owner)
+        return None if waits else Terms(budget, stride, counts, self.chance, budget.rate * self.seconds)
 
     def observe(self, outcome: Outcome, *, first: bool) -> None:
         """Take in a round; the first of a request spent its seconds on the prompt as well."""
@@ -61,7 +67,7 @@ class Steps:
             if self.idle >= RECENT:  # the text has moved on: see what it is like now
                 self.chance, self.nodes = 1.0, 0
             if self.idle >= STALE:  # so may have the machine, which was perhaps busy when it was measured
-                self.sums, self.seconds, self.idle = [0.0] * 5, 0.0, 0.0
+                self.sums, self.line, self.seconds, self.idle = [0.0] * 5, (0.0, 0.0), 0.0, 0.0
             return
         self.idle = 0.0
         if grown.valued == len(grown):
@@ -87,16 +93,27 @@ class Steps:
         return len({depth for source, depth in answers if source & drafter})
 
     def _time(self, levels: int, seconds: float) -> None:
-        """Take in what so many levels took, and draw the line through all rounds anew."""
+        """Take in what so many levels took, and draw the line through all rounds anew.
+
+        Where all trees are alike it is the last one, as much higher or lower as rounds take longer or shorter now:
+        their whole share would be too dear a price, at which trees stay as they are for good.
+        """
         rounds, _, spent, _, _ = self.sums
         if rounds > 1:
             seconds = min(seconds, MISHAP * spent / rounds)
         news = (1, levels, seconds, levels * levels, levels * seconds)
         self.sums = [FADE * old + new for old, new in zip(self.sums, news, strict=True)]
         rounds, many, spent, squares, products = self.sums
-        share, variance = spent / many, squares / rounds - (many / rounds) ** 2
-        slope = (products - many * spent / rounds) / rounds / variance if variance > EVEN else math.inf
-        self.seconds = min(max(slope, share / 4), share)  # beginning takes time too: a level takes less than its share
+        share, mean = spent / many, many / rounds
+        variance = squares / rounds - mean**2
+        if variance > EVEN:
+            slope = (products - many * spent / rounds) / rounds / variance
+            slope = min(max(slope, LEAST * share), share)  # beginning takes time too: a level takes less than its share
+            self.line = (share - slope) * mean, slope
+        begin, slope = self.line
+        self.seconds = (
+            slope * share * mean / (begin + slope * mean) if slope else LEAST * share
+        )  # deeper trees will tell
 
 
 def toll(tree: Tree, budget: Budget, most: int) -> float:
