@@ -16,8 +16,11 @@ from sapwood.errors import SapwoodError
 from tests.fake_openai import FAULTS, serving
 
 
-def exam(url: str, **options: Any) -> Exam:
-    return Exam(Server(url), prompts=PROMPTS[:4], samples=192, longer=24, **options)
+SAMPLES = {"no-residual": 384}  # a fault so small that with 192 answers two noises in 22 hid it, with 384 none of eight
+
+
+def exam(url: str, samples: int = 192, **options: Any) -> Exam:
+    return Exam(Server(url), prompts=PROMPTS[:4], samples=samples, longer=24, **options)
 
 
 def status(report: Report) -> dict[str, str]:
@@ -51,7 +54,7 @@ def test_the_power_is_stated(honest: Report) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_failed_by_name(fault: str) -> None:
     with serving(fault) as url:
-        report = examine(exam(url))
+        report = examine(exam(url, SAMPLES.get(fault, 192)))
     assert report.verdict == FAIL, words(report)
     assert status(report)[FAULTS[fault]] == FAIL, words(report)
 
