@@ -15,7 +15,6 @@ from sapwood.cli.main import main
 from sapwood.errors import SapwoodError
 from tests.fake_openai import FAULTS, serving
 
-
 SAMPLES = {"no-residual": 384}  # a fault so small that with 192 answers two noises in 22 hid it, with 384 none of eight
 
 
