@@ -96,11 +96,9 @@ class Suffix(Part):
     @property
     def at_home(self) -> bool:
         """True where the text at hand has matched an earlier one for a while, so that the next words may be known."""
-        return (
-            not self.unread_
-            and not self.unheard_
-            and max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
-        )
+        if self.unread_ or self.unheard_:
+            return False
+        return max(length for _, length in [self.local_.match(), *self.ends_]) >= HOME
 
     def recite(self, root: int, longest: int) -> Tree:
         """The likeliest continuation of the text as one path, for as long as it is likely."""

@@ -111,9 +111,10 @@ class Steps:
             slope = min(max(slope, LEAST * share), share)  # beginning takes time too: a level takes less than its share
             self.line = (share - slope) * mean, slope
         begin, slope = self.line
-        self.seconds = (
-            slope * share * mean / (begin + slope * mean) if slope else LEAST * share
-        )  # deeper trees will tell
+        if slope:
+            self.seconds = slope * share * mean / (begin + slope * mean)
+        else:  # cheap, so that deeper trees come and tell
+            self.seconds = LEAST * share
 
 
 def toll(tree: Tree, budget: Budget, most: int) -> float:

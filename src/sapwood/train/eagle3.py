@@ -44,9 +44,12 @@ class Eagle3Course:
         at_least(1, unroll=self.unroll, vocabulary=self.vocabulary)
         at_least(0, inner=self.inner)
         between(0, 1, hard=self.hard, decay=self.decay)
-        if (
-            self.start and files.read_block(Path(self.start).expanduser())["kind"] != self.kind
-        ):  # said before texts are made
+        if self.start:  # what is wrong with it is said before texts are made
+            self.check_start()
+
+    def check_start(self) -> None:
+        """Refuse to go on from what is no head of this kind."""
+        if files.read_block(Path(self.start).expanduser())["kind"] != self.kind:
             raise SapwoodError(f"start={self.start!r} holds another kind of head; name the folder of a trained eagle3")
 
     def features(self, teacher: Teacher) -> tuple[int, int, int]:

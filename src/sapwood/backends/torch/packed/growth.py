@@ -55,12 +55,10 @@ class Grower:
         """Grow from one row, so that what is compiled (at first for seconds) is ready before rounds are timed."""
         shape, cell = self.shape, np.zeros((1, 1, 1, 1))
         keys, values = (np.zeros((shape.kv_heads, OPENED + 1, shape.head_width), np.float32) for _ in range(2))
-        features = np.zeros((FEATURES, 1, self.head.config.target_width), np.float32)
+        low, middle, high = np.zeros((FEATURES, 1, self.head.config.target_width), np.float32)
         row = np.zeros(1, np.int64)
         terms = Terms(Budget(nodes=1, depth=1, width=1), 1, Counts(np.zeros(0), cell, cell, 1.0, 1.0))
-        self.run(
-            Growth(self, 0, terms, None, 0), Text(features[0], features[1], features[2], row, row, 0, keys, values, 0)
-        )
+        self.run(Growth(self, 0, terms, None, 0), Text(low, middle, high, row, row, 0, keys, values, 0))
 
     def form(self, levels: Levels) -> Terms | None:
         """What a growth of these levels goes by; None where one is not possible."""
