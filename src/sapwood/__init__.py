@@ -4,15 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
-    from sapwood.completion import Completion, Stats, Step
-    from sapwood.engine import Engine
+    from sapwood.core.part import Part
+    from sapwood.core.sampling import Sampling
+    from sapwood.core.tree import Tree
+    from sapwood.engine.loop import Engine
+    from sapwood.engine.outputs import Completion, Stats, Step
+    from sapwood.engine.sampling_options import SamplingOptions
     from sapwood.errors import SapwoodError
-    from sapwood.part import Part
+    from sapwood.llm import LLM
     from sapwood.recipe import Recipe
-    from sapwood.sampling import Sampling
-    from sapwood.text import Text
-    from sapwood.tree import Tree
+    from sapwood.tokenizer.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,26 +23,28 @@ __all__ = [
     "Part",
     "Recipe",
     "Sampling",
+    "SamplingOptions",
     "SapwoodError",
     "Stats",
     "Step",
-    "Text",
+    "Tokenizer",
     "Tree",
 ]
 
 # name -> module; nothing is imported until it is named
 HOMES = {
-    "LLM": "api",
-    "Completion": "completion",
-    "Engine": "engine",
-    "Part": "part",
+    "LLM": "llm",
+    "Completion": "engine.outputs",
+    "Engine": "engine.loop",
+    "Part": "core.part",
     "Recipe": "recipe",
-    "Sampling": "sampling",
+    "Sampling": "core.sampling",
+    "SamplingOptions": "engine.sampling_options",
     "SapwoodError": "errors",
-    "Stats": "completion",
-    "Step": "completion",
-    "Text": "text",
-    "Tree": "tree",
+    "Stats": "engine.outputs",
+    "Step": "engine.outputs",
+    "Tokenizer": "tokenizer.tokenizer",
+    "Tree": "core.tree",
 }
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong by the user's hand: one sentence that names the value, the rule and the way out."""
+"""Errors that a user can cause: one sentence with the value, the rule and what to do."""
 
 
 class SapwoodError(ValueError):
@@ -6,8 +6,8 @@ class SapwoodError(ValueError):
 
 
 class Unsound(SapwoodError):
-    """A combination of parts that would change the target's law."""
+    """A combination of parts that would change the target's distribution."""
 
 
 class OutOfMemory(SapwoodError):
-    """No room for the keys and values of a pass; nothing was changed, and the same pass may succeed later."""
+    """No KV blocks for a pass; nothing was changed, and the same pass may succeed later."""

@@ -1,0 +1,1 @@
+"""Controllers: set the budget of nodes, depth and width for the next round."""

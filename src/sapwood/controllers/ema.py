@@ -1,16 +1,16 @@
-"""A window just above the running average of accepted tokens, with probing.
+"""A depth just above the running average of accepted tokens, with probing.
 
 The rule of exllamav3's dynamic drafting: rise fast, fall slowly, stop drafting below a floor, and
-look again every so many rounds. A round accepted to its last level is censored: it would have gone
-on, so it counts one more.
+try again every so many rounds. A round accepted to its last level is censored: more might have been
+accepted, so it counts one more.
 """
 
 import math
 from dataclasses import dataclass
 
-from sapwood.part import Part, at_least, between
-from sapwood.protocols import Request
-from sapwood.records import NO_NODES, Budget, Outcome
+from sapwood.core.part import Part, at_least, between
+from sapwood.core.protocols import RequestContext
+from sapwood.core.types import NO_NODES, Budget, Outcome
 
 
 @dataclass
@@ -30,12 +30,13 @@ class Ema(Part):
         between(0, 100, floor=self.floor)
         at_least(1, probe=self.probe, most=self.most, nodes=self.nodes, width=self.width)
 
-    def reset(self, request: Request) -> None:
-        """Begin hopefully."""
-        self.average_, self.idle_ = 2.0, 0
+    def reset(self, request: RequestContext) -> None:
+        """Begin with an average of two."""
+        self.average_ = 2.0
+        self.idle_ = 0
 
     def budget(self) -> Budget:
-        """Just above the average, or nothing."""
+        """A depth just above the average, or no nodes."""
         if self.average_ < self.floor and self.idle_ < self.probe:
             return NO_NODES
         return Budget(self.nodes, min(math.ceil(self.average_) + 1, self.most), self.width)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sapwood.part import Part, at_least
-from sapwood.records import Budget
+from sapwood.core.part import Part, at_least
+from sapwood.core.types import Budget
 
 
 @dataclass

@@ -1,13 +1,13 @@
-"""Deeper after a full acceptance, shallower after a refusal.
+"""Drafts deeper after a full acceptance, and less deep after a rejection.
 
 The schedule of transformers' assisted generation: +2 when everything was accepted, else -1.
 """
 
 from dataclasses import dataclass
 
-from sapwood.part import Part, at_least
-from sapwood.protocols import Request
-from sapwood.records import Budget, Outcome
+from sapwood.core.part import Part, at_least
+from sapwood.core.protocols import RequestContext
+from sapwood.core.types import Budget, Outcome
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Heuristic(Part):
     def __post_init__(self) -> None:
         at_least(1, start=self.start, most=self.most, nodes=self.nodes, width=self.width)
 
-    def reset(self, request: Request) -> None:
+    def reset(self, request: RequestContext) -> None:
         """Begin at the first depth."""
         self.depth_ = self.start
 
@@ -31,7 +31,7 @@ class Heuristic(Part):
         return Budget(self.nodes, self.depth_, self.width)
 
     def observe(self, outcome: Outcome) -> None:
-        """Step up or down; a round without a draft says nothing."""
+        """Step up or down; a round without a draft changes nothing."""
         if len(outcome.tree) == 1:
             return
         full = outcome.verdict.accepted == outcome.tree.height

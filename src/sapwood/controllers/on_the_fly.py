@@ -1,11 +1,11 @@
-"""The window of most expected tokens per second, from recent acceptance and the price of drafting.
+"""The depth of most expected tokens per second, from recent acceptance and the price of drafting.
 
-On-the-fly adaptation of speculative decoding (Liu, Park, Shen, ACL 2025): with a chance a that a drafted token is
-accepted and a price c of drafting it, in target passes, a window of g tokens brings
-(1 + a + ... + a^g) / (1 + c g) tokens per pass of time; the whole numbers are few, so all are tried. The chance is
-accepted / tested over the last rounds: accepted / drafted, as often written, is far too low, since
-what follows a refusal is never tested. The price is the median of what was measured. A new
-window must promise a little more than the present one.
+On-the-fly adaptation of speculative decoding (Liu, Park, Shen, ACL 2025): with a chance a that a
+drafted token is accepted and a price c of drafting it, in target passes, a window of g tokens
+brings (1 + a + ... + a^g) / (1 + c g) tokens per pass of time; the whole numbers are few, so all
+are tried. The chance is accepted / tested over the last rounds: accepted / drafted, as often
+written, is far too low, since what follows a refusal is never tested. The price is the median of
+what was measured. A new window must be expected to bring a little more than the present one.
 """
 
 from collections import deque
@@ -14,14 +14,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.part import Part, at_least, between
-from sapwood.protocols import Request, Setting
-from sapwood.records import Budget, Outcome
+from sapwood.core.part import Part, at_least, between
+from sapwood.core.protocols import EngineContext, RequestContext
+from sapwood.core.types import Budget, Outcome
 
 
 @dataclass
-class Memory:
-    """What is known from request to request."""
+class AcceptanceHistory:
+    """Acceptance and prices of recent rounds, shared by all requests."""
 
     depth: int  # the present window
     tested: deque[tuple[int, int]]  # (accepted, refused) of recent rounds
@@ -42,15 +42,24 @@ class OnTheFly(Part):
     paper: ClassVar[str] = "ACL 2025, long.482"
 
     def __post_init__(self) -> None:
-        at_least(1, window=self.window, start=self.start, most=self.most, nodes=self.nodes, width=self.width)
+        at_least(
+            1,
+            window=self.window,
+            start=self.start,
+            most=self.most,
+            nodes=self.nodes,
+            width=self.width,
+        )
         between(0, 1, slack=self.slack)
 
-    def bind(self, setting: Setting) -> None:
-        """Begin a memory shared by all requests."""
-        self.memory = Memory(min(self.start, self.most), deque(maxlen=self.window), deque(maxlen=self.window))
+    def bind(self, setting: EngineContext) -> None:
+        """Begin an empty history, shared by all requests."""
+        self.memory = AcceptanceHistory(
+            min(self.start, self.most), deque(maxlen=self.window), deque(maxlen=self.window)
+        )
 
-    def reset(self, request: Request) -> None:
-        """The first round's drafting holds the reading of the prompt: it is not a price."""
+    def reset(self, request: RequestContext) -> None:
+        """Skip the first round's price: its drafting includes prefill."""
         self.begun_ = False
 
     def budget(self) -> Budget:
@@ -58,7 +67,7 @@ class OnTheFly(Part):
         return Budget(self.nodes, self.memory.depth, self.width)
 
     def observe(self, outcome: Outcome) -> None:
-        """Take in the round and choose the window again."""
+        """Record the round and choose the window again."""
         memory, times = self.memory, outcome.times
         expanded = int(outcome.grown.expanded.sum())
         if self.begun_ and expanded and times.verify > 0:
@@ -70,7 +79,7 @@ class OnTheFly(Part):
         if memory.prices and memory.tested:
             memory.depth = self.choose(memory)
 
-    def choose(self, memory: Memory) -> int:
+    def choose(self, memory: AcceptanceHistory) -> int:
         """The depth of most tokens per second, if it beats the present one clearly."""
         accepted, refused = np.sum(memory.tested, axis=0).tolist()
         depths = np.arange(self.most + 1)

@@ -1,12 +1,13 @@
-"""The length of most expected tokens per second, from a running acceptance rate and the measured cost.
+"""The chain length of most expected tokens per second, from acceptance rate and measured cost.
 
-SmartSpec, later TurboSpec (arXiv 2406.14066): with acceptance rate a, k drafted tokens bring
-(1 - a^(k+1)) / (1 - a) tokens for k draft steps and a pass over k + 1 rows of each request of the batch; the
-best k is taken each round, and at large batches it is none. The rate is that of tokens put to the
-question: accepted / drafted, as published, counts tokens that nobody judged as refused (0.54 instead of 0.8
-for chains of five). Without a draft nothing is learnt, so a short one is tried now and then. Cost may rise
-in stairs, so all lengths are compared. A draft step of a batch that is only assumed, by the option, is taken to cost
-what it costs one request; where requests do share a pass, their number is known and each drafts in its turn.
+SmartSpec, later TurboSpec (arXiv 2406.14066): with acceptance rate a, k drafted tokens bring (1 -
+a^(k+1)) / (1 - a) tokens for k draft steps and a pass over k + 1 rows of each request of the batch;
+the best k is taken each round, and at large batches it is none. The rate is that of verified
+tokens: accepted / drafted, as published, counts tokens that were never tested as refused (0.54
+instead of 0.8 for chains of five). Without a draft nothing is learnt, so a short one is tried now
+and then. Cost may rise in stairs, so all lengths are compared. A draft step of a batch that is only
+assumed, by the option, is taken to cost what it costs one request; where requests do share a pass,
+their number is known and each drafts in its turn.
 """
 
 from dataclasses import dataclass
@@ -14,23 +15,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
-from sapwood.cost import CostCurve
-from sapwood.part import Part, at_least, between
-from sapwood.protocols import Request, Setting
-from sapwood.records import NO_NODES, Budget, Company, Outcome
+from sapwood.core.array_types import FloatArray
+from sapwood.core.part import Part, at_least, between
+from sapwood.core.protocols import EngineContext, RequestContext
+from sapwood.core.types import NO_NODES, BatchLoad, Budget, Outcome
+from sapwood.engine.cost_model import CostModel
 
-PRIOR = 4.0  # drafted tokens that the rate to begin with is worth
-RECENT = 10  # rounds that the seconds of a draft step look back
-MISHAP = 4.0  # a draft step that takes more than so many times the usual counts as so many
+PRIOR = 4.0  # drafted tokens that the initial rate is worth
+RECENT = 10  # rounds in the mean seconds of a draft step
+MISHAP = 4.0  # a draft step's seconds are clipped at this multiple of the usual ones
 
 
 @dataclass
-class Record:
-    """What is remembered from request to request."""
+class SmartSpecHistory:
+    """Acceptance counts and draft seconds, shared by all requests."""
 
-    kept: float = 0.0  # accepted tokens, faded
-    refused: float = 0.0  # refused tokens, faded; those behind a refusal were not put to the question
+    kept: float = 0.0  # accepted tokens, decayed
+    refused: float = 0.0  # refused tokens, decayed; tokens after a refusal were not verified
     step: float = 0.0  # seconds of one draft step, running average
     drafts: int = 0  # rounds in that average
     idle: int = 0  # rounds since something was drafted
@@ -38,13 +39,14 @@ class Record:
 
 @dataclass
 class SmartSpec(Part):
-    """The chain length of most expected tokens per second, by acceptance rate, cost curve and batch."""
+    """The chain length of most tokens per second, by acceptance rate, cost curve and batch."""
 
     most: int = 8  # longest chain
-    batch: int = 1  # requests that share a pass, all with the same length, where nobody says how many there are
-    start: float = 0.7  # acceptance rate to begin with, 0 to 1
+    # assumed number of requests that share a pass, all with the same length, if it is not reported
+    batch: int = 1
+    start: float = 0.7  # initial acceptance rate, 0 to 1
     fade: float = 0.95  # weight that a round keeps after the next one
-    bonus: float = 1.1  # how many times its worth plain decoding counts: the price of speculating at all
+    bonus: float = 1.1  # factor on the goodput of plain decoding, against useless speculation
     probe: int = 32  # rounds without a draft before a short one is tried
 
     paper: ClassVar[str] = "2406.14066"
@@ -55,19 +57,21 @@ class SmartSpec(Part):
         between(0, 1, start=self.start, fade=self.fade)
         between(0.1, 10, bonus=self.bonus)
 
-    def bind(self, setting: Setting) -> None:
+    def bind(self, setting: EngineContext) -> None:
         """Take the machine's cost curve; the record is shared by all requests."""
-        self.cost: CostCurve = setting.cost
-        self.record = Record()
+        self.cost: CostModel = setting.cost
+        self.record = SmartSpecHistory()
 
-    def reset(self, request: Request) -> None:
+    def reset(self, request: RequestContext) -> None:
         """Begin at the prompt's length."""
-        self.context_, self.begun_ = len(request.prompt) - 1, False
-        self.batch_, self.turns_ = self.batch, 1
+        self.context_ = len(request.prompt) - 1
+        self.begun_ = False
+        self.batch_ = self.batch
+        self.turns_ = 1
 
-    def join(self, company: Company) -> None:
-        """Learn how many requests share the coming pass."""
-        self.batch_ = self.turns_ = company.trees
+    def join(self, load: BatchLoad) -> None:
+        """Set the number of requests that share the next pass."""
+        self.batch_ = self.turns_ = load.trees
 
     def rate(self) -> float:
         """Chance that the next drafted token is accepted."""
@@ -75,11 +79,13 @@ class SmartSpec(Part):
         return yes / (yes + no)
 
     def counts(self) -> tuple[float, float]:
-        """Tokens accepted and refused, with those that stand for the rate to begin with."""
-        return self.record.kept + PRIOR * self.start, self.record.refused + PRIOR * (1.0 - self.start)
+        """Tokens accepted and refused, with those of the initial rate."""
+        return self.record.kept + PRIOR * self.start, self.record.refused + PRIOR * (
+            1.0 - self.start
+        )
 
     def budget(self) -> Budget:
-        """A chain of the best length, or nothing."""
+        """A chain of the best length, or no nodes."""
         length = int(np.argmax(self.goodput(self.rate())))
         if not length and self.record.idle >= self.probe:
             length = 1
@@ -98,8 +104,10 @@ class SmartSpec(Part):
 
     def observe(self, outcome: Outcome) -> None:
         """Refine the cost curve, the rate and the price of drafting."""
-        record, accepted, drafted = self.record, outcome.verdict.accepted, outcome.tree.height
-        if outcome.joint is None:  # else whoever joined the requests refines it
+        record = self.record
+        accepted = outcome.verdict.accepted
+        drafted = outcome.tree.height
+        if outcome.shared is None:  # a shared pass is observed by the batch
             self.cost.observe(len(outcome.tree), outcome.context, outcome.times.verify)
         self.context_ = outcome.context + accepted + 1
         begun, self.begun_ = self.begun_, True
@@ -108,7 +116,8 @@ class SmartSpec(Part):
             return
         record.kept = self.fade * record.kept + accepted
         record.refused = self.fade * record.refused + (accepted < drafted)
-        if begun:  # the first round has read the prompt
-            step, record.drafts = outcome.times.draft / drafted, record.drafts + 1
+        if begun:  # the first round includes the drafter's prefill
+            step = outcome.times.draft / drafted
+            record.drafts = record.drafts + 1
             step = min(step, MISHAP * record.step) if record.drafts > 1 else step
             record.step += (step - record.step) / min(record.drafts, RECENT)

@@ -1,0 +1,1 @@
+"""Drafters: propose children of a node."""

@@ -1,0 +1,1 @@
+"""Estimators: the probability that a node is accepted."""

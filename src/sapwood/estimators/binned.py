@@ -2,69 +2,83 @@
 
 Drafters are badly calibrated in ways that matter for trees: at temperature 0 a first choice is
 accepted more often than its probability says, and a second choice less. Each cell of the table
-counts how often nodes like this one were accepted once their parent was; a thin cell leans on the
-coarser one of its source and confidence, and that on the drafter's own probability. Nodes that were
-drafted but not checked count too where the target's next token shows what it would have said.
+counts how often nodes like this one were accepted once their parent was; a cell of few counts backs
+off to the coarser one of its source and confidence, and that to the drafter's own probability.
+Nodes that were drafted but not checked count too where the target's next token is known.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from sapwood.arrays import FloatArray, IntArray
-from sapwood.part import Part, between
-from sapwood.protocols import Setting
-from sapwood.records import Counts, Outcome
-from sapwood.tree import CAPACITY, Tree
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.part import Part, between
+from sapwood.core.protocols import EngineContext
+from sapwood.core.tree import CAPACITY, Tree
+from sapwood.core.types import AcceptanceCounts, AcceptanceTable, Outcome
 
 EDGES = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])  # of the confidence bins
-SOURCES, RANKS, DEPTHS = 16, 6, 5  # sets of drafters, places among siblings, doubling depth bands
-BANDS = np.array([min(max(depth, 1).bit_length(), DEPTHS) - 1 for depth in range(CAPACITY)])  # by depth
+SOURCES = 16  # sets of drafters
+RANKS = 6  # ranks among siblings
+DEPTHS = 5  # depth bands, each twice as deep as the one before
+# [depth] band of each depth
+BANDS = np.array([min(max(depth, 1).bit_length(), DEPTHS) - 1 for depth in range(CAPACITY)])
 
 
 @dataclass
 class Binned(Part):
-    """Count acceptance by source, rank, depth and confidence, and back off where counts are thin."""
+    """Acceptance counted by source, rank, depth and confidence, with back-off for few counts."""
 
-    coarse: float = 4.0  # how many trials the drafter's own probability is worth
-    fine: float = 8.0  # how many trials the coarse cell is worth
-    memory: float = 2000.0  # trials after which a cell begins to forget
+    coarse: float = 4.0  # trials that the drafter's own probability is worth
+    fine: float = 8.0  # trials that the coarse cell is worth
+    memory: float = 2000.0  # trials after which the counts of a cell are halved
 
     def __post_init__(self) -> None:
         between(1e-9, 1e6, coarse=self.coarse, fine=self.fine)
         between(0, 1e9, memory=self.memory)
 
-    def bind(self, setting: Setting) -> None:
+    def bind(self, setting: EngineContext) -> None:
         """Start counting; the counts are shared by all requests."""
         shape = (SOURCES, len(EDGES) + 1, RANKS, DEPTHS)
-        self.hits, self.trials = np.zeros(shape), np.zeros(shape)
-        self.ready: dict[int, FloatArray] = {}  # source -> its lines, made before they are asked for
+        self.hits: FloatArray = np.zeros(shape)
+        self.trials: FloatArray = np.zeros(shape)
+        # source -> its lines, updated after each round
+        self.ready: dict[int, FloatArray] = {}
 
     def chance(self, tree: Tree, start: int) -> FloatArray:
         """Counted acceptance of each node from `start` on."""
         raw, (source, confidence, rank, depth) = tree.probs[start:], cells(tree, slice(start, None))
-        hits, trials = self.hits[source, confidence], self.trials[source, confidence]  # [n, ranks, depths]
+        # [n, ranks, depths]
+        hits = self.hits[source, confidence]
+        trials = self.trials[source, confidence]
         rough = (hits.sum((1, 2)) + self.coarse * raw) / (trials.sum((1, 2)) + self.coarse)
         each = np.arange(len(raw))
-        exact: FloatArray = (hits[each, rank, depth] + self.fine * rough) / (trials[each, rank, depth] + self.fine)
+        exact: FloatArray = (hits[each, rank, depth] + self.fine * rough) / (
+            trials[each, rank, depth] + self.fine
+        )
         return exact
 
-    @property
-    def counts(self) -> Counts:
-        """What chances are made of, for growth that values nodes elsewhere."""
-        return Counts(EDGES, self.hits, self.trials, self.coarse, self.fine)
+    def export_table(self) -> AcceptanceTable:
+        """The counts, and the lines fitted to them."""
+        counts = AcceptanceCounts(EDGES, self.hits, self.trials, self.coarse, self.fine)
+        return AcceptanceTable(self.lines, counts)
 
     def lines(self, source: int) -> FloatArray:
-        """The same for nodes of one drafter alone: chance = a + b * confidence, [confidence * rank * depth, 2]."""
+        """Estimates for nodes of one drafter alone, [confidence * rank * depth, 2].
+
+        The chance of a node is a + b * confidence, with (a, b) of its cell.
+        """
         if source not in self.ready:
             self.ready[source] = self._fit(source)
         return self.ready[source]
 
     def _fit(self, source: int) -> FloatArray:
         """The lines of a drafter, from all counts so far."""
-        place, shape = (1 << source) % SOURCES, (len(EDGES) + 1, RANKS * DEPTHS)
+        place = (1 << source) % SOURCES
+        shape = (len(EDGES) + 1, RANKS * DEPTHS)
         hits, trials = self.hits[place].reshape(shape), self.trials[place].reshape(shape)
-        total, each = trials.sum(1, keepdims=True) + self.coarse, trials + self.fine
+        total = trials.sum(1, keepdims=True) + self.coarse
+        each = trials + self.fine
         found = np.empty((*shape, 2))
         found[..., 0] = (hits + hits.sum(1, keepdims=True) * (self.fine / total)) / each
         found[..., 1] = (self.fine * self.coarse / total) / each
@@ -74,7 +88,7 @@ class Binned(Part):
         """Count every drafted child of an accepted node, checked or not."""
         if len(outcome.grown) == 1:
             return
-        hit, tried = judged(outcome)
+        hit, tried = outcome.verified_nodes()
         nodes = np.flatnonzero(tried)
         where = cells(outcome.grown, nodes)
         np.add.at(self.trials, where, 1.0)
@@ -94,15 +108,3 @@ def cells(tree: Tree, nodes: slice | IntArray) -> tuple[IntArray, IntArray, IntA
         np.minimum(tree.ranks[nodes], RANKS - 1),
         BANDS[tree.depths[nodes]],
     )
-
-
-def judged(outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
-    """For each drafted node: was its token the target's, and was it put to the question at all, [n] each."""
-    grown, tree, verdict = outcome.grown, outcome.tree, outcome.verdict
-    path = np.array(verdict.path) if tree.kept is None else tree.kept[list(verdict.path)]
-    hit = np.zeros(len(grown), bool)
-    hit[path] = True
-    tried = hit[grown.parents]
-    tried[0] = False  # the root was not drafted
-    hit |= (grown.parents == path[-1]) & (grown.tokens == verdict.bonus)
-    return hit, tried

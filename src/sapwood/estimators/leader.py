@@ -1,25 +1,26 @@
-"""Trust the drafter, and its first choices a little more than it does itself.
+"""The draft probability, raised for first choices.
 
-A greedy target takes a drafter's first choice more often than its probability says, the more so where the
-drafter is unsure. Measured on an EAGLE-3 head: trees that know this go deeper and are accepted further.
-Nothing is learned, so the first round is as good as the last.
+A greedy target accepts a drafter's first choice more often than its probability predicts, the more
+so where the drafter is uncertain. Measured on an EAGLE-3 head: trees with this correction go deeper
+and are accepted further. Nothing is learned, so the first round is as good as the last.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
+from sapwood.core.array_types import FloatArray
+from sapwood.core.part import Part, between
+from sapwood.core.tree import Tree
+from sapwood.core.types import AcceptanceTable
 from sapwood.estimators.binned import DEPTHS, EDGES, RANKS
-from sapwood.part import Part, between
-from sapwood.tree import Tree
 
 
 @dataclass
 class Leader(Part):
-    """Trust the drafter, and its first choices a little more."""
+    """The draft probability, raised for first choices."""
 
-    lean: float = 0.3  # share of a first choice's doubt, up to one nat, that is forgiven, 0 to 1
+    lean: float = 0.3  # share of -ln p (at most one nat) by which a first choice is raised, 0 to 1
 
     def __post_init__(self) -> None:
         between(0, 1, lean=self.lean)
@@ -35,8 +36,12 @@ class Leader(Part):
         found: FloatArray = probs * np.exp(self.lean * doubt)
         return found
 
+    def export_table(self) -> AcceptanceTable:
+        """The line of each source, without counts."""
+        return AcceptanceTable(self.lines)
+
     def lines(self, source: int) -> FloatArray:
-        """The same as `Binned.lines`: chance = a + b * confidence inside each bin, [confidence * rank * depth, 2]."""
+        """(a, b) of a + b * confidence as in `Binned.lines`, [confidence * rank * depth, 2]."""
         edges = np.concatenate(([0.0], EDGES, [1.0]))
         low, high = self.raised(edges[:-1]), self.raised(edges[1:])
         slope = (high - low) / np.diff(edges)

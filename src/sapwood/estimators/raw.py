@@ -1,19 +1,21 @@
-"""The draft probability as it is: the surrogate every dynamic tree of the literature starts from."""
+"""The draft probability unchanged, as dynamic trees of the literature use it."""
 
 from dataclasses import dataclass
 
-from sapwood.arrays import FloatArray
-from sapwood.part import Part
-from sapwood.tree import Tree
+from sapwood.core.array_types import FloatArray
+from sapwood.core.part import Part
+from sapwood.core.tree import Tree
+from sapwood.core.types import AcceptanceTable, trust
 
 
 @dataclass
 class Raw(Part):
-    """Trust the drafter: the chance of a node is its draft probability."""
-
-    def lines(self, source: int) -> None:
-        """No corrections, for growth that values nodes elsewhere."""
+    """The draft probability of a node, unchanged."""
 
     def chance(self, tree: Tree, start: int) -> FloatArray:
-        """The drafter's own words."""
+        """Draft probability of each node from `start` on."""
         return tree.probs[start:]
+
+    def export_table(self) -> AcceptanceTable:
+        """No corrections."""
+        return AcceptanceTable(trust)

@@ -1,0 +1,1 @@
+"""Policies: choose which nodes to expand and which to keep."""

@@ -7,16 +7,17 @@ win ties, so the kept set is always a tree.
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from sapwood.core.part import Part, at_least
+from sapwood.core.protocols import Estimator, Frontier
+from sapwood.core.tree import Tree
+from sapwood.core.types import Budget, Prune, TreeShape
+from sapwood.core.whole_tree import WholeTreePolicy
 from sapwood.estimators.raw import Raw
-from sapwood.part import Part, at_least
 from sapwood.policies.reach import front, value, worth
-from sapwood.protocols import Estimator, Frontier
-from sapwood.records import Budget, Levels, Prune
-from sapwood.tree import Tree
 
 
 @dataclass
-class Beam(Part):
+class Beam(Part, WholeTreePolicy):
     """Expand the best leaves of each level; keep the best nodes overall."""
 
     beam: int = 10  # leaves expanded per level, >= 1
@@ -35,12 +36,12 @@ class Beam(Part):
         reach = value(tree, self.estimator)
         return [(node, budget.width) for node in front(tree, reach, self.beam)]
 
-    def levels(self, budget: Budget) -> Levels | None:
-        """The same tree for a drafter that grows it whole; None where the estimator must see it grow."""
-        lines = getattr(self.estimator, "lines", None)
-        if lines is None or budget.price is not None:
+    def tree_shape(self, budget: Budget) -> TreeShape | None:
+        """The shape for drafters that build whole trees; None if the estimator has no table."""
+        table = self.estimator.export_table()
+        if table is None or budget.price is not None:
             return None
-        return Levels(budget.nodes, budget.depth, self.beam, budget.width, lines)
+        return TreeShape(budget.nodes, budget.depth, self.beam, budget.width, table.lines)
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The best nodes, as many as the budget allows and the price justifies."""

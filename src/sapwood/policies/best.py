@@ -10,21 +10,23 @@ the price of the pass, over all sizes down to none.
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from sapwood.core.part import Part, at_least
+from sapwood.core.protocols import EngineContext, Estimator, Frontier, RequestContext
+from sapwood.core.tree import CAPACITY, Tree
+from sapwood.core.types import AcceptanceCounts, Budget, GrowthRule, Outcome, Prune, TreeShape
+from sapwood.core.whole_tree import WholeTreePolicy
 from sapwood.estimators.binned import Binned
-from sapwood.part import Part, at_least
-from sapwood.policies.ahead import BEAM, STEPS, Ahead
+from sapwood.policies.level_price import LevelPrice
 from sapwood.policies.reach import ready, value, worth
-from sapwood.policies.steps import Steps
-from sapwood.protocols import Estimator, Frontier, Request, Setting
-from sapwood.records import Budget, Counts, Levels, Outcome, Prune, Terms
-from sapwood.tree import CAPACITY, Tree
+from sapwood.policies.whole_tree_stats import BEAM, STEPS, WholeTreeStats
 
 
 @dataclass
-class Best(Part):
-    """Grow the most likely node next; stop, and cut, where nodes no longer pay."""
+class Best(Part, WholeTreePolicy):
+    """Grow the most likely node next; stop, and prune, where nodes no longer pay."""
 
-    stride: int = 1  # nodes expanded at a time, >= 1; more saves draft passes, fewer saves draft rows
+    # nodes expanded at a time, >= 1; more saves draft passes, fewer saves draft rows
+    stride: int = 1
     estimator: Estimator = field(default_factory=Binned)
 
     paper: ClassVar[str] = "2406.17276"
@@ -33,60 +35,71 @@ class Best(Part):
     def __post_init__(self) -> None:
         at_least(1, stride=self.stride)
 
-    def bind(self, setting: Setting) -> None:
-        """Begin without expectations; they are shared by all requests."""
+    def bind(self, setting: EngineContext) -> None:
+        """Begin with empty statistics, shared by all requests."""
         super().bind(setting)
-        self.ahead, self.steps = Ahead(), Steps()
+        self.ahead = WholeTreeStats()
+        self.steps = LevelPrice()
 
-    def reset(self, request: Request) -> None:
+    def reset(self, request: RequestContext) -> None:
         """Begin a request."""
         super().reset(request)
         self.begun_ = False
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what nodes are worth, for trees that are grown whole, and what levels are, for others."""
-        if outcome.grown.pruned is not None:  # valued without the estimator, which has nothing to learn from it
+        """Learn the worth of nodes from whole trees, and the worth of levels from other trees."""
+        # a whole tree is valued without the estimator, which has nothing to learn from it
+        if outcome.grown.pruned is not None:
             self.ahead.observe(outcome)
         else:
             super().observe(outcome)
             self.steps.observe(outcome, first=not self.begun_)
         self.begun_ = True
 
-    def levels(self, budget: Budget) -> Levels | None:
-        """A shape for a drafter that grows the tree whole: what paid lately; None if the estimator must see it grow.
+    def tree_shape(self, budget: Budget) -> TreeShape | None:
+        """The shape that paid lately, for drafters that build whole trees.
 
-        Such a tree is valued by the drafter's own word. Measured on an H200: with the counts of `binned` trees were no
-        better, and a round took a fifth longer. Where a device grows, children cost next to nothing, as leaves do.
+        None if the estimator has no table. Such a tree is valued by the drafter's own probs.
+        Measured on an H200: with the counts of `binned` trees were no better, and a round took a
+        fifth longer. Where a device builds the tree, children cost next to nothing, as leaves do.
         """
-        if getattr(self.estimator, "lines", None) is None:
+        table = self.estimator.export_table()
+        if table is None:
             return None
         level = self.ahead.price(budget, self._beam)
         depth, nodes = self.ahead.depth(budget, level), self.ahead.size(budget)
-        hope, longest = self.ahead.hope(nodes) - depth * level, min(budget.depth, budget.nodes)
-        return replace(self._shape(budget, depth, nodes), hope=hope, longest=longest, terms=self._terms(budget))
+        hope = self.ahead.hope(nodes) - depth * level
+        longest = min(budget.depth, budget.nodes)
+        return replace(
+            self._shape(budget, depth, nodes),
+            hope=hope,
+            longest=longest,
+            terms=self._terms(budget, table.counts),
+        )
 
-    def shapes(self, budget: Budget) -> list[Levels]:
-        """All shapes that it may ask for within this budget, but for their size: a device prepares for each."""
-        return [self._shape(budget, depth, budget.nodes) for depth in STEPS if depth <= budget.depth]
+    def tree_shapes(self, budget: Budget) -> list[TreeShape]:
+        """All shapes it may ask for, apart from their size, so that a device can prepare them."""
+        return [
+            self._shape(budget, depth, budget.nodes) for depth in STEPS if depth <= budget.depth
+        ]
 
     @property
     def _beam(self) -> int:
         return max(self.stride, BEAM)
 
-    def _shape(self, budget: Budget, depth: int, nodes: int) -> Levels:
-        """Levels as wide as such a deep tree can hold; as many children for all depths."""
+    def _shape(self, budget: Budget, depth: int, nodes: int) -> TreeShape:
+        """A shape with levels as wide as a tree of this depth has room for."""
         width = max(budget.width, self._beam)
         leaves = min(self._beam, (CAPACITY - 1 - width) // (width * max(depth - 1, 1)))
-        return Levels(nodes, depth, leaves, width)
+        return TreeShape(nodes, depth, leaves, width)
 
-    def _terms(self, budget: Budget) -> Terms | None:
-        """What `frontier` goes by, for a drafter that can do the same by itself; None if only the estimator can."""
-        counts: Counts | None = getattr(self.estimator, "counts", None)
+    def _terms(self, budget: Budget, counts: AcceptanceCounts | None) -> GrowthRule | None:
+        """The rule of `frontier`, for drafters that apply it themselves; None without counts."""
         if counts is None:
             return None
         if budget.rate:
             return self.steps.terms(budget, self.stride, counts, owner=self)
-        return Terms(budget, self.stride, counts, least=max(budget.floor, budget.draft))
+        return GrowthRule(budget, self.stride, counts, least=max(budget.floor, budget.draft))
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The best leaves whose children could still enter the tree and pay."""

@@ -1,16 +1,16 @@
 """A single path, as long as the budget's depth.
 
 Speculative sampling's shape (arXiv 2211.17192). Where a drafter proposes several children the first
-one is followed and the others are left out, which looks at no token and so is safe for any draws.
+one is followed and the others are left out; this depends on no token, so it is safe for any draws.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.part import Part
-from sapwood.protocols import Frontier
-from sapwood.records import Budget, Prune
-from sapwood.tree import ROOT, Tree
+from sapwood.core.part import Part
+from sapwood.core.protocols import Frontier
+from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import Budget, Prune
 
 
 @dataclass

@@ -1,33 +1,33 @@
-"""Hand over to the target as soon as the drafter is not confident of its best token.
+"""A chain that stops before a token when the drafter's best token is unlikely.
 
-The fallback of BiLD (arXiv 2302.07863): the small model writes while its best token has enough probability; a
-token below that is thrown away and the large model speaks. Whether it stays is decided by the largest
-probability of the law, not by the token's own, so drawn tokens may be judged by any rule. Its lossy
-verifier is `bild`.
+The fallback of BiLD (arXiv 2302.07863): the small model generates while its best token has enough
+probability; a token below that is discarded and the large model takes over. The decision depends on
+the largest probability of q, not on the drawn token's own, so drawn tokens may be verified by any
+rule. Its lossy verifier is `bild`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.doubt import peak_at
-from sapwood.part import between
-from sapwood.policies.doubt import Stopping
-from sapwood.tree import Tree
+from sapwood.common.uncertainty import peak_at
+from sapwood.core.part import between
+from sapwood.core.tree import Tree
+from sapwood.policies.stop_base import StopBase
 
 
 @dataclass
-class Fallback(Stopping):
-    """A chain that ends before the first law whose best token is unlikely."""
+class Fallback(StopBase):
+    """A chain that ends where the drafter's best token is unlikely."""
 
     confidence: float = 0.6  # least probability of the best token
 
     paper: ClassVar[str] = "2302.07863"
-    reads_laws = True
+    reads_probs = True
     drops: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         between(0, 1, confidence=self.confidence)
 
     def ends(self, tree: Tree, child: int) -> bool:
-        """True where the law this token came from has no likely token."""
+        """True when the probs this token came from have no likely token."""
         return peak_at(tree, int(tree.parents[child])) < self.confidence

@@ -1,12 +1,13 @@
-"""Grow the tree of largest expected length, level by level, until a level adds too little to it.
+"""Grow the tree of largest expected length, level by level, until a level adds too little.
 
 OPT-Tree (arXiv 2406.17276): with the drafter's own probabilities, the expected number of accepted
-tokens is the sum of the nodes' path probabilities, so the best tree of n nodes holds the n most likely
-ones. Each level is drafted below all nodes that are among the best n so far; drafting ends when the
-last level made the sum no more than `gain` larger. The paper drafts n children of n nodes and throws
-most away; here a node that is not among the best n, and a rank that cannot be, are not drafted at all,
-which changes nothing in the result. `gain` is what a level of drafting must bring to pay: the paper's
-0.5 suits a slow drafter, and the right value is its share of the time in which a token comes.
+tokens is the sum of the nodes' path probabilities, so the best tree of n nodes holds the n most
+likely ones. Each level is drafted below all nodes that are among the best n so far; drafting ends
+when the last level made the sum no more than `gain` larger. The paper drafts n children of n nodes
+and throws most away; here a node that is not among the best n, and a rank that cannot be, are not
+drafted at all, which changes nothing in the result. `gain` is what a level of drafting must bring
+to pay: the paper's 0.5 suits a slow drafter, and the right value is its share of the time in which
+a token comes.
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
+from sapwood.core.array_types import FloatArray
+from sapwood.core.part import Part, between
+from sapwood.core.protocols import Frontier
+from sapwood.core.tree import Tree
+from sapwood.core.types import Budget, Prune
 from sapwood.estimators.raw import Raw
-from sapwood.part import Part, between
 from sapwood.policies.reach import breadth, entry, front, value, worth
-from sapwood.protocols import Frontier
-from sapwood.records import Budget, Prune
-from sapwood.tree import Tree
 
 RAW = Raw()
 
@@ -39,11 +40,14 @@ class OptTree(Part):
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The nodes of the deepest level whose children could be among the best."""
-        reach, height = value(tree, RAW), tree.height
+        reach = value(tree, RAW)
+        height = tree.height
         if height >= budget.depth:
             return []
         found = front(tree, reach, budget.nodes)
-        gained = expected(tree, reach, height, budget.nodes) - expected(tree, reach, height - 1, budget.nodes)
+        gained = expected(tree, reach, height, budget.nodes) - expected(
+            tree, reach, height - 1, budget.nodes
+        )
         if height and gained <= max(self.gain, len(found) * budget.draft):
             return []
         least = max(budget.floor, entry(reach, budget.nodes))

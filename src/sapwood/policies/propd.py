@@ -1,16 +1,19 @@
-"""Prune inside the target: after its first layers, drop what the target will hardly say (ProPD, arXiv 2402.13485).
+"""Prune the tree after the target's first layers, by an early head (ProPD, arXiv 2402.13485).
 
-The tree is grown by another policy. How much of it is sent is decided by a line fitted to the seconds of
-rounds by size, recent ones first: the size of most expected tokens per second. Its nodes run through the
-first layers; there a head that was fitted in seconds gives each parent's law, and a child too far down in
-it is dropped with all below it. The other layers run on what is left, from where the first ones ended.
+The tree is grown by another policy. Its size is set to the most expected tokens per second, by a
+line fitted to the seconds of recent rounds against size. The nodes run through the first layers;
+there an early head, fitted online, gives each parent's probs, and a child of too low a rank in them
+is pruned with its descendants. The other layers run on the remaining nodes, from the states that
+the first ones computed.
 
-The paper drops what is not among a fixed number of best tokens. A small model's early layers know less than
-that takes for granted, so the number here follows the record: it lets pass the share `recall` of drafts
-that were right lately, dropped or not. While nothing is known, nothing is dropped.
+The paper prunes what is not among a fixed number of best tokens. A small model's early layers
+predict too badly for that, so the number here is fitted: it keeps the share `recall` of recent
+drafts that were right, pruned or not. Nothing is pruned before enough drafts were seen. As in the
+paper, a path is worth the product of how often each rank of each head was right (`ranked`), and any
+policy may grow the tree.
 
-A node is dropped by what the target makes of its parent, so only chosen drafts, or verifiers that read no
-draft law, may go with it.
+A node is pruned by the target's probs at its parent, so only chosen drafts, or verifiers that do
+not read q, may be combined with it.
 """
 
 import time
@@ -21,31 +24,42 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sapwood.arrays import FloatArray, IntArray
-from sapwood.estimators.binned import Binned
-from sapwood.part import Part, at_least, between
+from sapwood.common.drafter_store import home
+from sapwood.common.early_head import EarlyHead, numbers
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.part import Part, at_least, between
+from sapwood.core.protocols import (
+    EngineContext,
+    Frontier,
+    Policy,
+    RequestContext,
+    TargetOutput,
+    TreeInput,
+)
+from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import Budget, Outcome, Prune
+from sapwood.estimators.ranked import Ranked
 from sapwood.policies.beam import Beam
-from sapwood.policies.early_head import EarlyHead, numbers
-from sapwood.protocols import Frontier, Policy, Request, Scores, Setting, Work
-from sapwood.records import Budget, Outcome, Prune
-from sapwood.trained import home
-from sapwood.tree import ROOT, Tree
 
 SHARE = 6  # one in so many layers runs before the tree is pruned
-RECORD, SURE = 256, 16  # right drafts that are remembered, and how many say something
+RECORD = 256  # right drafts in the record of ranks
+SURE = 16  # right drafts before that record is used
 PROMPT = 512  # last tokens of a prompt that the head learns from
-TRIALS = (1, 2, 4)  # the first rounds send the whole tree and these parts of it, to learn what a node takes
+# the first rounds send 1/1, 1/2 and 1/4 of the tree, to measure the seconds of a node
+TRIALS = (1, 2, 4)
 
 
 @dataclass
 class Propd(Part):
-    """Drop, after the target's first layers, what its early head finds unlikely; size by a fitted line."""
+    """Prune, after the target's first layers, nodes that an early head finds unlikely."""
 
-    policy: Policy = field(default_factory=lambda: Beam(estimator=Binned()))  # grows the tree
-    layer: int = 0  # the first layer that runs on what is left; 0: a sixth of the model comes before
+    policy: Policy = field(default_factory=lambda: Beam(estimator=Ranked()))  # grows the tree
+    # the first layer that runs on the pruned tree; 0: after a sixth of the model
+    layer: int = 0
     recall: float = 0.95  # share of right drafts that the early head must let pass, 0 to 1
     rate: float = 0.2  # how fast the seconds of a size follow a new round, 0 to 1
-    fade: float = 0.02  # how fast a size counts less in the fit when it is not seen, per round, >= 0
+    # decay of a size's weight in the fit, per round without it, >= 0
+    fade: float = 0.02
 
     paper: ClassVar[str] = "2402.13485"
     reads_scores = True
@@ -54,38 +68,43 @@ class Propd(Part):
     now = staticmethod(time.perf_counter)  # seconds; replaced where runs must repeat exactly
 
     def __post_init__(self) -> None:
-        self.reads_laws = self.policy.reads_laws
+        self.reads_probs = self.policy.reads_probs
         between(0, 1, recall=self.recall, rate=self.rate, fade=self.fade)
         at_least(0, layer=self.layer)
 
-    def bind(self, setting: Setting) -> None:
-        """Cut the target in two and take up what is known about it; shared by all requests."""
+    def bind(self, setting: EngineContext) -> None:
+        """Split the target at the layer and load its early head; shared by all requests."""
         super().bind(setting)
-        target: Any = setting.target
-        info, depth = target.info, target.layers
-        self.target, self.cut = target, self.layer or max(1, depth // SHARE)
-        target.check_layer(self.cut)
+        target, able = setting.target, setting.target.capabilities
+        info, depth = target.info, able.layers
+        assert able.layer_split is not None  # it provides layers
+        self.split = able.layer_split
+        self.cut = self.layer or max(1, depth // SHARE)
+        self.split.check_layer(self.cut)
         self.watched = [self.cut, depth]
         target.watch(self.watched)
         path = home("propd", info.model) / f"{info.dtype}-{self.cut}.npz"
-        self.head = EarlyHead(target.model.get_output_embeddings().weight.shape[1], path)
-        self.ranks: deque[int] = deque(maxlen=RECORD)  # of right drafts in the early law of their parents
-        self.line = Line(self.rate, self.fade)
+        self.head = EarlyHead(able.model.get_output_embeddings().weight.shape[1], path)
+        # of right drafts in the early probs of their parents
+        self.ranks: deque[int] = deque(maxlen=RECORD)
+        self.line = RoundCostLine(self.rate, self.fade)
 
-    def reset(self, request: Request) -> None:
+    def reset(self, request: RequestContext) -> None:
         """Learn from the prompt."""
         super().reset(request)
-        self.session_, self.early_, self.sent_ = request.session, 0.0, 0
-        read = request.session.reading(PROMPT)
+        self.session_ = request.session
+        self.early_ = 0.0
+        self.sent_ = 0
+        read = request.session.prefill_output(PROMPT)
         if read is not None:
             self._learn(read, range(min(PROMPT, request.session.length)))
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
-        """As the policy that grows."""
+        """The frontier of the policy that grows the tree."""
         return self.policy.frontier(tree, budget)
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
-        """What the policy keeps, cut to the best size, less what the target's first layers make unlikely."""
+        """The policy's tree, pruned to the best size and by the early head."""
         cut = self.policy.prune(tree, budget)
         size = self.line.size(np.sort(cut.reach[1:])[::-1])
         nodes = np.sort(np.append(ROOT, np.argsort(-cut.reach[1:], kind="stable")[:size] + 1))
@@ -93,95 +112,108 @@ class Propd(Part):
         begun = self.now()
         most = self.most if len(sized) > 1 else None
         stay = range(len(sized)) if most is None else self._plausible(sized, most)
-        self.early_, self.sent_ = self.now() - begun, len(sized) - 1
+        self.early_ = self.now() - begun
+        self.sent_ = len(sized) - 1
         assert sized.kept is not None
         return sized if len(stay) == len(sized) else tree.keep(sized.kept[list(stay)].tolist())
 
     @property
     def most(self) -> int | None:
-        """How far down in its parent's early law a child may be; None while too little is known."""
+        """Largest rank that a child may have in its parent's early probs; None while unknown."""
         if not self.head.fitted or len(self.ranks) < SURE:
             return None
         return int(np.quantile(self.ranks, self.recall, method="higher"))
 
     def _plausible(self, tree: Tree, most: int) -> Sequence[int]:
-        """The nodes of at most this rank in their parents' early law, and whose ancestors are."""
-        states = numbers(self.target.enter(Work(self.session_, tree), self.cut))
+        """The nodes that have at most this rank in their parents' early probs, as all ancestors."""
+        states = numbers(self.split.enter(TreeInput(self.session_, tree), self.cut))
         above = np.unique(tree.parents[1:])
         place = {int(node): row for row, node in enumerate(above)}
-        laws = self.target.speak(self.head.guess(states[above]))
+        output = self.split.logits_of(self.head.guess(states[above]))
         stay = [ROOT]
         for parent in above.tolist():
             children = tree.children(parent) if parent in stay else []
-            ranks = ranks_of(laws.logits(place[parent]), tree.tokens[children])
+            ranks = ranks_of(output.logits(place[parent]), tree.tokens[children])
             stay += [child for child, rank in zip(children, ranks, strict=True) if rank <= most]
         return sorted(stay)
 
     def observe(self, outcome: Outcome) -> None:
-        """Book the seconds and the ranks of what was right, and learn from the states of the path."""
+        """Record seconds and ranks of right drafts, and fit the head to the path's states."""
         super().observe(outcome)
         if self.sent_:
             self.line.observe(self.sent_, self.early_ + outcome.times.verify)
-        path, right = list(outcome.verdict.path), drafted(outcome)
+        path = list(outcome.verdict.path)
+        right = drafted(outcome)
         if self.head.fitted and right:
             early = numbers(outcome.scores.hidden(path[: len(right)], self.watched[:1]))
-            laws = self.target.speak(self.head.guess(early))
+            output = self.split.logits_of(self.head.guess(early))
             for row, token in enumerate(right):
-                self.ranks += ranks_of(laws.logits(row), np.array([token]))
+                self.ranks += ranks_of(output.logits(row), np.array([token]))
         self._learn(outcome.scores, path)
 
-    def _learn(self, scores: Scores, rows: Any) -> None:
+    def _learn(self, scores: TargetOutput, rows: Any) -> None:
         states = numbers(scores.hidden(list(rows), self.watched))
         self.head.learn(*np.split(states, 2, axis=1))
 
     def close(self) -> None:
-        """Keep what was learned."""
+        """Save the early head."""
         super().close()
         self.head.save()
 
 
 def ranks_of(logits: FloatArray, tokens: IntArray) -> list[int]:
-    """How many tokens are more likely than each of these."""
+    """Rank of each of these tokens: the number of more likely tokens."""
     return [int((logits > logits[token]).sum()) for token in tokens.tolist()]
 
 
 def drafted(outcome: Outcome) -> list[int]:
-    """The emitted tokens that had been drafted; the last one too where its node was dropped, or dropping would last."""
+    """The emitted tokens that had been drafted.
+
+    The bonus counts too if its node was grown and pruned; otherwise a wrong pruning would never be
+    corrected.
+    """
     last = outcome.verdict.path[-1]
     grown = last if outcome.tree.kept is None else int(outcome.tree.kept[last])
     missed = outcome.grown.child(grown, outcome.verdict.bonus) is not None
     return outcome.tokens if missed else outcome.tokens[:-1]
 
 
-class Line:
-    """Seconds of a round by the size of its tree, as a straight line through what was seen, recent sizes first."""
+class RoundCostLine:
+    """Linear fit of a round's seconds against the size of its tree, recent sizes weighted more."""
 
     def __init__(self, rate: float, fade: float) -> None:
-        self.rate, self.fade = rate, fade
+        self.rate = rate
+        self.fade = fade
         self.rounds = 0
         self.seen: dict[int, tuple[float, int]] = {}  # size -> seconds, the last round that had it
 
     def observe(self, size: int, seconds: float) -> None:
-        """Take in one round."""
+        """Add one round."""
         self.rounds += 1
         usual = self.seen.get(size, (seconds, 0))[0]
         self.seen[size] = usual + self.rate * (seconds - usual), self.rounds
 
     def fit(self) -> tuple[float, float]:
-        """Seconds of no nodes and of one more, by least squares; a line that falls is taken as flat."""
+        """Seconds of an empty tree and of one more node, by least squares; the slope is >= 0."""
         sizes, seconds, last = (np.array(part, float) for part in zip(*self._points(), strict=True))
         weights = np.exp(-self.fade * (self.rounds - last))
-        middle, mean = np.average(sizes, weights=weights), np.average(seconds, weights=weights)
+        middle = np.average(sizes, weights=weights)
+        mean = np.average(seconds, weights=weights)
         spread = np.average((sizes - middle) ** 2, weights=weights)
-        slope = np.average((sizes - middle) * (seconds - mean), weights=weights) / spread if spread > 0 else 0.0
-        slope = min(max(float(slope), 0.0), float(mean / middle))  # no nodes take no less than no time
+        slope = (
+            np.average((sizes - middle) * (seconds - mean), weights=weights) / spread
+            if spread > 0
+            else 0.0
+        )
+        # an empty tree must not take negative time
+        slope = min(max(float(slope), 0.0), float(mean / middle))
         return float(mean - slope * middle), slope
 
     def _points(self) -> list[tuple[float, float, float]]:
         return [(size, seconds, last) for size, (seconds, last) in self.seen.items()]
 
     def size(self, reach: FloatArray) -> int:
-        """How many of the best nodes bring most tokens per second, at least one; reach is theirs, best first."""
+        """Number of nodes of most tokens per second, at least one; `reach` is best first."""
         if self.rounds < len(TRIALS):
             return -(-len(reach) // TRIALS[self.rounds])
         base, slope = self.fit()

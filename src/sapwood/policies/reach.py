@@ -4,10 +4,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
-from sapwood.protocols import Estimator
-from sapwood.records import Budget
-from sapwood.tree import Tree
+from sapwood.core.array_types import FloatArray
+from sapwood.core.protocols import Estimator
+from sapwood.core.tree import Tree
+from sapwood.core.types import Budget
 
 
 def value(tree: Tree, estimator: Estimator) -> FloatArray:
@@ -34,27 +34,31 @@ def front(tree: Tree, reach: FloatArray, most: int) -> list[int]:
 
 
 def entry(reach: FloatArray, nodes: int) -> float:
-    """Reach that a further node must exceed to be among the best `nodes`; 0 while there is room for all."""
+    """Reach that a further node must exceed to be among the best `nodes`; 0 while there is room."""
     return float(np.partition(reach[1:], -nodes)[-nodes]) if len(reach) > nodes else 0.0
 
 
 def ready(tree: Tree, reach: FloatArray, budget: Budget, stride: int, least: float) -> list[int]:
-    """The best leaves, at most `stride`, whose children could enter the tree and have more than `least` reach."""
+    """The best leaves, at most `stride`, whose children could enter the tree above `least`."""
     least = max(least, entry(reach, budget.nodes))
     able = [node for node in leaves(tree, budget.depth) if reach[node] > least]
     return sorted(able, key=lambda node: -reach[node])[:stride]
 
 
 def breadth(reach: float, least: float, most: int) -> int:
-    """Children of a node of this reach that could have `least`: the n-th best has at most an n-th of the reach."""
+    """Number of children that could have `least`: the n-th best has at most `reach` / n."""
     return most if reach >= least * most else int(reach / least)
 
 
 def worth(tree: Tree, budget: Budget) -> int:
-    """How many of the best nodes to check: the most tokens gained over the price of their pass."""
-    reach = sorted(tree.reach[1:].tolist(), reverse=True)[: budget.nodes]  # lists: a tree is small, numpy far away
+    """Number of best nodes to check, by the most tokens gained over the price of their pass."""
+    # a list: faster than numpy for small trees
+    reach = sorted(tree.reach[1:].tolist(), reverse=True)[: budget.nodes]
     if budget.price is None or not reach:
         return len(reach)
     base, *prices = budget.price[: len(reach) + 1].tolist()
-    profit = [0.0, *(gain - (price - base) for gain, price in zip(accumulate(reach), prices, strict=True))]
-    return profit.index(max(profit))  # a staircase has many local optima: look at all of them
+    profit = [
+        0.0,
+        *(gain - (price - base) for gain, price in zip(accumulate(reach), prices, strict=True)),
+    ]
+    return profit.index(max(profit))  # a stepwise price has many local optima: compare all sizes

@@ -1,10 +1,11 @@
 """Draft a chain until one of its tokens is likely to be refused.
 
 SpecDec++ (arXiv 2405.19715): the optimal stop is a threshold on the chance that at least one of the
-drafted tokens is refused. A trained head reads the drafter's own state at each token it has read, and
-so lags one token behind: the newest draft, on which the drafter has not gone on yet, has no estimate
-and always stays. What is cut is what was never drawn, so the rule is exact for drafts of every kind.
-Published thresholds are 0.7 and 0.3; the right one rises with the price of a target pass.
+drafted tokens is refused. A trained head reads the drafter's own state at each token it has
+processed, and so lags one token behind: the newest token, which the drafter has not processed yet,
+has no estimate and always stays. Only tokens that were never drawn are left out, so the rule is
+exact for drafts of every kind. Published thresholds are 0.7 and 0.3; the right one rises with the
+price of a target pass.
 """
 
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
+from sapwood.common.numpy_mlp import NumpyMlp, as_float32, check_width, load, sigmoid
+from sapwood.core.array_types import FloatArray
+from sapwood.core.part import at_least, between
+from sapwood.core.protocols import EngineContext, Frontier
+from sapwood.core.tree import Tree
+from sapwood.core.types import Budget
 from sapwood.errors import SapwoodError
-from sapwood.nets import Net, check_width, load, numbers, sigmoid
-from sapwood.part import at_least, between
 from sapwood.policies.chain import Chain, spine
-from sapwood.protocols import Frontier, Setting
-from sapwood.records import Budget
-from sapwood.tree import Tree
 
 KIND = "specdec++"
 
@@ -38,19 +39,21 @@ class SpecDecPp(Chain):
         between(0, 1, threshold=self.threshold)
         at_least(1, most=self.most)
 
-    def bind(self, setting: Setting) -> None:
+    def bind(self, setting: EngineContext) -> None:
         """Load the head."""
-        self.net: Net = load(self.weights, KIND, setting.target.info.model).nets["head"]
+        info = setting.target.info
+        bundle = load(self.weights, KIND, info.model, info.weights, setting.heads)
+        self.net: NumpyMlp = bundle.nets["head"]
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
-        """The end of the chain, while all of it is likely to stand."""
+        """The end of the chain, while a refusal in it is unlikely."""
         found = super().frontier(tree, budget)
         if not found or tree.height >= self.most or self.refusal(tree) > self.threshold:
             return []
         return found
 
     def refusal(self, tree: Tree) -> float:
-        """Chance that a drafted token which the drafter has read is refused."""
+        """Probability that one of the tokens the drafter has processed is refused."""
         read = [node for node in spine(tree)[1:] if tree.expanded[node]]
         if not read:
             return 0.0
@@ -62,5 +65,8 @@ class SpecDecPp(Chain):
         """The drafter's states at these nodes, [nodes, width]."""
         missing = [node for node in nodes if node not in tree.states]
         if missing:
-            raise SapwoodError("specdec++ reads the drafter's states, and this drafter keeps none; use a trained one")
-        return np.stack([numbers(tree.states[node]) for node in nodes])
+            raise SapwoodError(
+                "specdec++ reads the drafter's states, and this drafter keeps none; "
+                "use a trained one"
+            )
+        return np.stack([as_float32(tree.states[node]) for node in nodes])

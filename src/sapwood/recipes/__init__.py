@@ -2,19 +2,46 @@
 
 import dataclasses
 
-from sapwood import methods
+from sapwood import registry
+from sapwood.common.suggest import suggestion
+from sapwood.core.part import Part, options
+from sapwood.core.protocols import Policy
 from sapwood.errors import SapwoodError
-from sapwood.part import Part, options
-from sapwood.protocols import Policy
 from sapwood.recipe import Recipe, build, parse
-from sapwood.recipes import baselines, cascades, chains, controllers, drafters, lookups, selves, trees, verifiers
+from sapwood.recipes import (
+    baselines,
+    cascades,
+    chains,
+    controllers,
+    drafters,
+    lookups,
+    multi_token,
+    pipelines,
+    remotes,
+    selves,
+    trees,
+    verifiers,
+)
 from sapwood.recipes.entry import NamedRecipe
-from sapwood.spelling import read
+from sapwood.spec_parser import read
 
+# by the titles that lists for people use
+FAMILIES = {
+    "Default and baseline": baselines.ENTRIES,
+    "Chains": chains.ENTRIES,
+    "Trees": trees.ENTRIES,
+    "Lookups": lookups.ENTRIES,
+    "Trained and other drafters": drafters.ENTRIES,
+    "Several tokens at once": multi_token.ENTRIES,
+    "Parallel decoding and cascades": cascades.ENTRIES,
+    "Pipelines": pipelines.ENTRIES,
+    "Drafting elsewhere": remotes.ENTRIES,
+    "Self-drafting": selves.ENTRIES,
+    "Verifiers": verifiers.ENTRIES,
+    "Controllers": controllers.ENTRIES,
+}
 RECIPES: dict[str, NamedRecipe] = {
-    entry.name: entry
-    for family in (baselines, chains, trees, lookups, drafters, cascades, selves, verifiers, controllers)
-    for entry in family.ENTRIES
+    entry.name: entry for entries in FAMILIES.values() for entry in entries
 }
 
 
@@ -23,16 +50,22 @@ def named(text: str) -> str:
     word = text.strip()
     if word in RECIPES:
         return RECIPES[word].recipe
-    if "+" not in word and "(" not in word and not any(word in methods.names(family) for family in methods.FAMILIES):
-        raise SapwoodError(
-            f"unknown recipe {text!r}; known: {', '.join(RECIPES)}; "
-            "or spell one as drafter + policy + verifier + controller"
+    if (
+        "+" not in word
+        and "(" not in word
+        and not any(word in registry.names(family) for family in registry.FAMILIES)
+    ):
+        every = (
+            f"known: {', '.join(RECIPES)}; or spell one as drafter + policy + verifier + controller"
         )
+        raise SapwoodError(f"unknown recipe {text!r}; {suggestion(word, RECIPES, every)}")
     return text
 
 
-def resolve(recipe: str | Recipe, *, estimator: str | None = None, **overrides: str | None) -> Recipe:
-    """The recipe of this name or spelling, with single parts replaced by others; an estimator goes to the policy."""
+def resolve(
+    recipe: str | Recipe, *, estimator: str | None = None, **overrides: str | None
+) -> Recipe:
+    """The recipe of this name or spelling, with single parts replaced."""
     if isinstance(recipe, str):
         made = parse(named(recipe), **overrides)
     else:
@@ -44,11 +77,17 @@ def resolve(recipe: str | Recipe, *, estimator: str | None = None, **overrides: 
 
 def parts(overrides: dict[str, str | None]) -> dict[str, Part]:
     """The parts that these spellings name, by family."""
-    return {family: build(family, read(text)) for family, text in overrides.items() if text is not None}
+    return {
+        family: build(family, read(text)) for family, text in overrides.items() if text is not None
+    }
 
 
 def valued(policy: Policy, estimator: str) -> Policy:
     """The policy with another estimator."""
-    if not isinstance(policy, Part) or "estimator" not in [option.name for option in options(policy)]:
-        raise SapwoodError(f"policy {policy} takes no estimator; use one that does, such as best or beam")
+    if not isinstance(policy, Part) or "estimator" not in [
+        option.name for option in options(policy)
+    ]:
+        raise SapwoodError(
+            f"policy {policy} takes no estimator; use one that does, such as best or beam"
+        )
     return dataclasses.replace(policy, estimator=build("estimator", read(estimator)))  # type: ignore[type-var]

@@ -1,8 +1,14 @@
-"""Ours, and what everything is measured against."""
+"""The default recipe and the baseline."""
 
-from sapwood.recipes.entry import NamedRecipe
+from sapwood.recipes.entry import OWN, NamedRecipe
 
 ENTRIES = (
-    NamedRecipe("auto", "sapwood", "", "merge + best(stride=8) + match + goodput(width=6)"),
+    NamedRecipe(
+        "auto",
+        "sapwood",
+        "",
+        "merge + best(stride=8) + match + goodput(width=6)",
+        fidelity=OWN,
+    ),
     NamedRecipe("plain", "plain decoding", "", "ngram + chain + match + fixed(nodes=0)"),
 )

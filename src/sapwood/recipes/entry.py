@@ -1,14 +1,31 @@
-"""What the table of recipes says about each."""
+"""Entry of the table of recipes."""
 
+import enum
 from dataclasses import dataclass
+
+
+class Fidelity(enum.Enum):
+    """How a recipe relates to the system it is named after."""
+
+    FAITHFUL = "faithful"  # the published rule
+    SIMPLIFIED = "simplified"  # a part of the system, or another rule in one place
+    RECONSTRUCTED = "reconstructed"  # rebuilt where rules or constants are not published
+    OWN = "own"  # no published system
+
+
+SIMPLIFIED = Fidelity.SIMPLIFIED
+RECONSTRUCTED = Fidelity.RECONSTRUCTED
+OWN = Fidelity.OWN
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRecipe:
-    """A system of the literature, from parts."""
+    """A published system as a combination of parts."""
 
     name: str
     system: str  # as its authors call it
-    paper: str  # arXiv id, empty where there is none
+    paper: str  # arXiv id, empty when there is none
     recipe: str  # its spelling
-    training: str = "none"  # what must be trained before it can run
+    training: str = "none"  # training that it needs before it can run
+    fidelity: Fidelity = Fidelity.FAITHFUL
+    note: str = ""  # one sentence: how it differs from the paper

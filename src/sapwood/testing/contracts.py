@@ -1,4 +1,4 @@
-"""The contract of each family, as checks that any part can be put through."""
+"""The contract of each family, as checks for any part."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,21 +6,30 @@ from typing import Any
 
 import numpy as np
 
-from sapwood.backends.toy import Toy
+from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
-from sapwood.cost import flat
-from sapwood.drafters.model import Model
-from sapwood.engine import Engine, grow, no_loader
-from sapwood.part import Part, options
+from sapwood.core.part import Part, options
+from sapwood.core.protocols import (
+    Controller,
+    Drafter,
+    EngineContext,
+    Estimator,
+    Policy,
+    RequestContext,
+    Verifier,
+)
+from sapwood.core.rng import KeyedRng, Rng
+from sapwood.core.sampling import Sampler, Sampling
+from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import Budget, Draw, Guarantee, Outcome, Prune
+from sapwood.drafters.compose.draft_model import DraftModel
+from sapwood.engine.cost_model import flat
+from sapwood.engine.loop import Engine, no_loader
+from sapwood.engine.request_decoder import grow
 from sapwood.policies.static import Static
-from sapwood.protocols import Controller, Drafter, Estimator, Policy, Request, Setting, Verifier
 from sapwood.recipe import Recipe, build
-from sapwood.records import Budget, Draw, Guarantee, Outcome, Prune
-from sapwood.rng import Keyed, Rng
-from sapwood.sampling import Sampler, Sampling
-from sapwood.spelling import read
+from sapwood.spec_parser import read
 from sapwood.testing.exact import law_error
-from sapwood.tree import ROOT, Tree
 from sapwood.verifiers.match import Match
 
 PROMPT = [0, 1, 2, 0, 1]
@@ -28,19 +37,19 @@ BUDGETS = [Budget(0, 0, 0), Budget(1, 1, 1), Budget(4, 2, 2), Budget(9, 4, 3), B
 
 
 def check_part(family: str, part: Part) -> None:
-    """Run every check of a part's family; an AssertionError names the broken promise."""
+    """Run every check of a part's family; an AssertionError names the broken rule."""
     check_spelling(family, part)
     check_copies(part)
     CHECKS[family](part)
 
 
 def check_spelling(family: str, part: Part) -> None:
-    """Options are fields, and the spelling reads back to the same part."""
+    """Options are fields, and the spelling parses to the same part."""
     made: Any = part
     assert dataclasses.is_dataclass(made), f"{part} must be a dataclass: its fields are its options"
     states = [option.name for option in options(part) if option.name.endswith("_")]
     assert not states, f"{states} end in _: that marks state of a request, not an option"
-    if "Toy(" in str(part):  # a backend object has no spelling
+    if "ToyBackend(" in str(part):  # a backend object has no spelling
         return
     assert build(family, read(str(part))) == part, f"{part} does not read back"
 
@@ -54,9 +63,9 @@ def check_copies(part: Part) -> None:
 
 
 def play(recipe: Recipe, sampling: Sampling, tokens: int = 24, seed: int = 5) -> list[Outcome]:
-    """Rounds of a recipe on a toy target, until so many tokens are out."""
+    """Rounds of a recipe on a toy target, until `tokens` tokens are emitted."""
     found: list[Outcome] = []
-    for outcome in Engine(Toy(context=128), recipe).rounds(PROMPT, sampling, Keyed(seed)):
+    for outcome in Engine(ToyBackend(context=128), recipe).rounds(PROMPT, sampling, KeyedRng(seed)):
         found.append(outcome)
         if sum(len(one.tokens) for one in found) >= tokens:
             break
@@ -64,49 +73,54 @@ def play(recipe: Recipe, sampling: Sampling, tokens: int = 24, seed: int = 5) ->
 
 
 def check_drafter(part: Part) -> None:
-    """`expand` only appends valid children to the nodes it was asked about, and repeats itself."""
+    """`expand` only appends valid children to the requested nodes, and is deterministic."""
     drafter: Drafter = part  # type: ignore[assignment]
     for temperature in (0.0, 1.0):
         sampling = Sampling(temperature=temperature, max_tokens=64)
-        recipe = Recipe(Watched(drafter), Static(shape=[2, 2, 1]), Match(), Fixed())
-        texts = [[outcome.grown.tokens.tolist() for outcome in play(recipe, sampling)] for _ in range(2)]
+        recipe = Recipe(WatchedDrafter(drafter), Static(shape=[2, 2, 1]), Match(), Fixed())
+        texts = [
+            [outcome.grown.tokens.tolist() for outcome in play(recipe, sampling)] for _ in range(2)
+        ]
         assert texts[0] == texts[1], f"{drafter} drafts differently the second time"
 
 
 @dataclasses.dataclass
-class Watched(Part):
-    """A drafter that is watched while it expands."""
+class WatchedDrafter(Part):
+    """A drafter whose expansions are checked."""
 
     drafter: Drafter
 
     @property
     def fan(self) -> int:
-        """As the drafter inside."""
+        """Fan of the wrapped drafter."""
         return self.drafter.fan
 
     @property
     def draws(self) -> Draw:
-        """As the drafter inside."""
+        """Draws of the wrapped drafter."""
         return self.drafter.draws
 
     @property
     def needs(self) -> frozenset[str]:
-        """As the drafter inside."""
+        """Needs of the wrapped drafter."""
         return self.drafter.needs
 
     def expand(self, tree: Tree, frontier: list[tuple[int, int]], rng: Rng) -> None:
-        """Let the drafter expand and look at what it did."""
+        """Let the drafter expand and check the result."""
         before = [column.copy() for column in (tree.tokens, tree.parents, tree.probs, tree.sampled)]
-        size, asked = len(tree), {node for node, _ in frontier}
+        size = len(tree)
+        asked = {node for node, _ in frontier}
         self.drafter.expand(tree, frontier, rng)
-        for old, new in zip(before, (tree.tokens, tree.parents, tree.probs, tree.sampled), strict=True):
+        for old, new in zip(
+            before, (tree.tokens, tree.parents, tree.probs, tree.sampled), strict=True
+        ):
             assert np.array_equal(old, new[:size]), f"{self.drafter} changed nodes that were there"
         added = range(size, len(tree))
         assert all(int(tree.parents[node]) in asked for node in added), (
             f"{self.drafter} grew a node it was not asked for"
         )
         assert ((tree.probs[size:] >= 0) & (tree.probs[size:] <= 1 + 1e-9)).all(), (
-            f"{self.drafter} reports no probability"
+            f"{self.drafter} reports an invalid probability"
         )
         if self.draws is not Draw.IID:
             twins = (tree.parents, tree.tokens, tree.sampled, tree.sources)
@@ -115,16 +129,22 @@ class Watched(Part):
 
 
 def check_policy(part: Part) -> None:
-    """Growth ends, stays within depth, and what is kept is a tree within the budget."""
-    recipe = Recipe(Model(model=Toy("draft")), part, Match(), Fixed())  # type: ignore[arg-type]
-    bound = recipe.bind(Setting(Toy(), flat(), no_loader))
+    """Growth ends and stays within depth, and the pruned tree is within the budget."""
+    recipe = Recipe(DraftModel(model=ToyBackend("draft")), part, Match(), Fixed())  # type: ignore[arg-type]
+    bound = recipe.bind(EngineContext(ToyBackend(), flat(), no_loader))
     for budget in BUDGETS:
         sampling = Sampling(temperature=1.0)
-        drafter, policy, _, _ = bound.fresh(Request(PROMPT, Sampler(sampling, PROMPT), Toy().open(PROMPT[:-1])))
-        tree = grow(PROMPT[-1], drafter, Ending(policy), budget, Keyed(1))
+        drafter, policy, _, _ = bound.fresh(
+            RequestContext(PROMPT, Sampler(sampling, PROMPT), ToyBackend().open(PROMPT[:-1]))
+        )
+        tree = grow(PROMPT[-1], drafter, EndingPolicy(policy), budget, KeyedRng(1))
         kept = policy.prune(tree, budget)
-        assert len(kept) - 1 <= budget.nodes, f"{policy} keeps {len(kept) - 1} of {budget.nodes} nodes"
-        assert kept.height <= budget.depth, f"{policy} keeps a path of {kept.height} at depth {budget.depth}"
+        assert len(kept) - 1 <= budget.nodes, (
+            f"{policy} keeps {len(kept) - 1} of {budget.nodes} nodes"
+        )
+        assert kept.height <= budget.depth, (
+            f"{policy} keeps a path of {kept.height} at depth {budget.depth}"
+        )
         assert kept.tokens[ROOT] == tree.tokens[ROOT], f"{policy} lost the root"
         assert policy.prunes in Prune
         if policy.prunes is Prune.NOTHING:
@@ -132,59 +152,83 @@ def check_policy(part: Part) -> None:
 
 
 @dataclasses.dataclass
-class Ending(Part):
-    """A policy that must stop asking, and must ask about unexpanded nodes."""
+class EndingPolicy(Part):
+    """A policy that must stop, and must expand no node twice."""
 
     policy: Policy
     prunes = Prune.NODES
 
     def frontier(self, tree: Tree, budget: Budget) -> list[tuple[int, int]]:
-        """Pass the question on and look at the answer."""
+        """Frontier of the wrapped policy, checked."""
         found = self.policy.frontier(tree, budget)
         for node, width in found:
             assert not tree.expanded[node], f"{self.policy} expands node {node} twice"
-            assert tree.depths[node] < budget.depth, f"{self.policy} grows below depth {budget.depth}"
-            assert 1 <= width <= budget.width, f"{self.policy} asks for {width} children of at most {budget.width}"
+            assert tree.depths[node] < budget.depth, (
+                f"{self.policy} grows below depth {budget.depth}"
+            )
+            assert 1 <= width <= budget.width, (
+                f"{self.policy} asks for {width} children of at most {budget.width}"
+            )
         return found
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
-        """As the policy inside."""
+        """Prune with the wrapped policy."""
         return self.policy.prune(tree, budget)
 
 
 def check_estimator(part: Part) -> None:
-    """Chances are probabilities, one per node, before and after learning."""
+    """Estimates are probabilities, one per node, before and after learning."""
     from sapwood.policies.beam import Beam
 
     estimator: Estimator = part  # type: ignore[assignment]
-    recipe = Recipe(Model(model=Toy("draft")), Beam(estimator=estimator), Match(), Fixed())
-    estimator.bind(Setting(Toy(), flat(), no_loader))
+    recipe = Recipe(
+        DraftModel(model=ToyBackend("draft")), Beam(estimator=estimator), Match(), Fixed()
+    )
+    estimator.bind(EngineContext(ToyBackend(), flat(), no_loader))
     for outcome in play(recipe, Sampling(max_tokens=64)):
         chances = estimator.chance(outcome.grown, 1)
         assert len(chances) == len(outcome.grown) - 1
-        assert ((chances >= 0) & (chances <= 1 + 1e-9)).all(), f"{estimator} returns no probability"
+        ok = ((chances >= 0) & (chances <= 1 + 1e-9)).all()
+        assert ok, f"{estimator} returns an invalid probability"
         estimator.observe(outcome)
 
 
 def check_verifier(part: Part) -> None:
-    """Verdicts are paths of the tree; a promise of TEXT or LAW holds exactly on a toy target."""
+    """Verdicts are paths of the tree; TEXT or LAW holds exactly on a toy target."""
     verifier: Verifier = part  # type: ignore[assignment]
     for draws in verifier.accepts:
-        recipe = Recipe(Model(model=Toy("draft"), draws=draws), Static(shape=[2, 1]), verifier, Fixed())
+        recipe = Recipe(
+            DraftModel(model=ToyBackend("draft"), draws=draws),
+            Static(shape=[2, 1]),
+            verifier,
+            Fixed(),
+        )
         for outcome in play(recipe, Sampling(max_tokens=64)):
             path = outcome.verdict.path
             assert path[0] == ROOT
-            assert list(path) == outcome.tree.path(path[-1]), f"{verifier} accepted {path}, which is not a path"
+            assert list(path) == outcome.tree.path(path[-1]), (
+                f"{verifier} accepted {path}, which is not a path"
+            )
         if verifier.guarantee is not Guarantee.LOSSY and part.name != "greedy":
-            assert law_error(recipe, horizon=2) <= 1e-12, f"{verifier} breaks its guarantee on {draws.value} drafts"
+            assert law_error(recipe, horizon=2) <= 1e-12, (
+                f"{verifier} breaks its guarantee on {draws.value} drafts"
+            )
 
 
 def check_controller(part: Part) -> None:
     """Budgets are never negative, and the text does not depend on them."""
     controller: Controller = part  # type: ignore[assignment]
     sampling = Sampling(temperature=1.0, max_tokens=64)
-    plain = play(Recipe(Model(model=Toy("draft")), Static(shape=[2, 1]), Match(), Fixed(nodes=0)), sampling)
-    ours = play(Recipe(Model(model=Toy("draft")), Static(shape=[2, 1]), Match(), controller), sampling)
+    plain = play(
+        Recipe(
+            DraftModel(model=ToyBackend("draft")), Static(shape=[2, 1]), Match(), Fixed(nodes=0)
+        ),
+        sampling,
+    )
+    ours = play(
+        Recipe(DraftModel(model=ToyBackend("draft")), Static(shape=[2, 1]), Match(), controller),
+        sampling,
+    )
     text = [token for outcome in ours for token in outcome.tokens]
     expected = [token for outcome in plain for token in outcome.tokens]
     assert text[: len(expected)] == expected[: len(text)], f"{controller} changed the text"

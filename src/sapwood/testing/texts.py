@@ -1,12 +1,12 @@
-"""Two ways to the same context, and whether they agree: what the checks of a backend are made of."""
+"""Building blocks of the backend checks: two ways to the same context, and their comparison."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
-from sapwood.protocols import Backend, Scores, Session, Work
-from sapwood.tree import Tree
+from sapwood.core.array_types import FloatArray
+from sapwood.core.protocols import Backend, Session, TargetOutput, TreeInput
+from sapwood.core.tree import Tree
 
 Check = Callable[[Backend, np.random.Generator, float], None]
 
@@ -37,36 +37,36 @@ def line(tokens: Sequence[int]) -> Tree:
     return tree
 
 
-def table(scores: Scores, count: int) -> FloatArray:
-    """Log-laws of the first `count` rows, [count, vocab]: logits are free up to a constant."""
+def table(scores: TargetOutput, count: int) -> FloatArray:
+    """Log probs of the first `count` rows, [count, vocab]: logits are free up to a constant."""
     rows = np.stack([scores.logits(row) for row in range(count)]).astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
-    law: FloatArray = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    return law
+    probs: FloatArray = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return probs
 
 
 def run(backend: Backend, session: Session, tree: Tree, since: int = 0) -> FloatArray:
-    """One pass over one tree, as log-laws."""
-    [scores] = backend.score([Work(session, tree, since)])
+    """One pass over one tree, as log probs."""
+    [scores] = backend.score([TreeInput(session, tree, since)])
     return table(scores, len(tree) - since)
 
 
 def after(backend: Backend, tokens: Sequence[int]) -> FloatArray:
-    """The log-law after a text, by a fresh session that has nothing but the last token to score."""
+    """Log probs after a text, by a new session that scores only the last token."""
     session = backend.open(tokens[:-1])
-    [law] = run(backend, session, Tree(tokens[-1]))
+    [probs] = run(backend, session, Tree(tokens[-1]))
     session.close()
-    return np.asarray(law)
+    return np.asarray(probs)
 
 
 def agree(found: FloatArray, wanted: FloatArray, tolerance: float, promise: str) -> None:
-    """Fail, naming the promise, where two tables differ by more than the tolerance."""
+    """Fail, naming the rule, if two tables differ by more than the tolerance."""
     gap = float(np.abs(found - wanted).max())
-    assert gap <= tolerance, f"{promise}: log-laws differ by {gap:.3g}, more than {tolerance:.3g}"
+    assert gap <= tolerance, f"{promise}: log probs differ by {gap:.3g}, more than {tolerance:.3g}"
 
 
 def refuses(action: Callable[[], object], promise: str) -> None:
-    """Fail, naming the promise, where an action raises nothing."""
+    """Fail, naming the rule, if an action raises nothing."""
     try:
         action()
     except (ValueError, TypeError):

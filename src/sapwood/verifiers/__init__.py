@@ -1,0 +1,1 @@
+"""Verifiers: turn tree and target probabilities into an accepted path and one more token."""

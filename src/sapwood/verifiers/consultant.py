@@ -1,16 +1,17 @@
-"""Accept a drafted token by how well the target could live with the last few of them.
+"""Accept drafted tokens while a moving average of the target's -ln p is low (lossy).
 
-Consultant Decoding (arXiv 2506.02391): a moving average of -ln p over the drafted tokens must stay below
-about the loss the target was trained to. The draft law is not used, so the output follows the drafter inside
-of what the target finds plausible. Two traits to know: a sure token pays for the doubtful one after it, and the
-same limit holds where the target is certain of another token. The average begins anew each round.
+Consultant Decoding (arXiv 2506.02391): a moving average of -ln p over the drafted tokens must stay
+below about the loss the target was trained to. q is not used, so the output follows the drafter
+within what the target finds plausible. Two properties to know: a likely token compensates for an
+unlikely one after it, and the same limit holds where the target is certain of another token. The
+average begins anew each round.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.part import between
-from sapwood.tree import ROOT, Tree
+from sapwood.core.part import between
+from sapwood.core.tree import ROOT, Tree
 from sapwood.verifiers.lenient import Belief, Lenient, surprise
 
 
@@ -28,7 +29,7 @@ class Consultant(Lenient):
         between(0, 1, memory=self.memory)
 
     def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
-        """True where the average up to this token is within the limit."""
+        """True when the average up to this token is within the limit."""
         first, *others = [surprise(tree, node, belief) for node in tree.path(child) if node != ROOT]
         mean = first
         for nats in others:

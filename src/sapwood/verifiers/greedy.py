@@ -7,13 +7,13 @@ temperature 0 only.
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sapwood.core.part import Part
+from sapwood.core.protocols import RequestContext, TargetProbs
+from sapwood.core.rng import Rng
+from sapwood.core.tree import Tree
+from sapwood.core.types import Draw, Guarantee, Verdict
 from sapwood.errors import SapwoodError
-from sapwood.part import Part
-from sapwood.protocols import Laws, Request
-from sapwood.records import Draw, Guarantee, Verdict
-from sapwood.rng import Rng
-from sapwood.tree import Tree
-from sapwood.verifiers.walk import follow
+from sapwood.verifiers.match import follow
 
 
 @dataclass
@@ -25,13 +25,18 @@ class Greedy(Part):
     guarantee: ClassVar[Guarantee] = Guarantee.TEXT
     reads_q: ClassVar[bool] = False
 
-    def reset(self, request: Request) -> None:
+    def reset(self, request: RequestContext) -> None:
         """Refuse a request that wants sampling."""
         if not request.sampler.sampling.greedy:
             raise SapwoodError(
-                f"greedy judges at temperature 0 only, not {request.sampler.sampling.temperature:g}; use match"
+                "greedy judges at temperature 0 only, not "
+                f"{request.sampler.sampling.temperature:g}; use match"
             )
 
-    def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
+    def follows(self, target: TargetProbs) -> bool:
+        """True: the verdict is the walk along the target's own tokens."""
+        return True
+
+    def verify(self, tree: Tree, target: TargetProbs, position: int, rng: Rng) -> Verdict:
         """Walk along the best tokens."""
-        return follow(tree, laws, position, rng)
+        return follow(tree, target, position, rng)

@@ -1,8 +1,8 @@
-"""What lossy rules share: the target's own token is followed where the tree holds it, and a child may be excused.
+"""Base of lossy rules: follow the target's own token, or a child that the rule excuses.
 
-A rule that excuses is asked only where the tree lacks the target's own token, and about the child the target
-likes best: whatever it lets pass, each token of the output was looked at by the target. A threshold in place
-of the coin and the residual changes the law, however strict it is; every such rule says LOSSY.
+The rule is applied only where the tree lacks the target's own token, to the child of the largest
+target probability: each token of the output was scored by the target. A threshold in place of the
+coin and the residual changes the distribution, however strict it is; every such rule is LOSSY.
 """
 
 import math
@@ -13,21 +13,28 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
-from sapwood.part import Part
-from sapwood.protocols import Laws
-from sapwood.records import Draw, Guarantee, Verdict
-from sapwood.rng import Rng
-from sapwood.tree import ROOT, Tree
+from sapwood.core.array_types import FloatArray
+from sapwood.core.part import Part
+from sapwood.core.protocols import TargetProbs
+from sapwood.core.rng import Rng
+from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import Draw, Guarantee, Verdict
 
-Belief = Callable[[int], FloatArray]  # node -> what the target thinks of the next token, greedy or not, [vocab]
+# node -> the target's probs of the next token, also at temperature 0, [vocab]
+Belief = Callable[[int], FloatArray]
 
 
-def excuse(tree: Tree, laws: Laws, position: int, rng: Rng, pardon: Callable[[list[int]], int | None]) -> Verdict:
-    """Walk along the target's own tokens; where the tree lacks one, along the child that `pardon` picks, if any."""
+def excuse(
+    tree: Tree,
+    target: TargetProbs,
+    position: int,
+    rng: Rng,
+    pardon: Callable[[list[int]], int | None],
+) -> Verdict:
+    """Walk along the target's own tokens, or children that `pardon` picks where one is missing."""
     path = [ROOT]
     while True:
-        token = laws.draw(path[-1], position + len(path), rng)
+        token = target.draw(path[-1], position + len(path), rng)
         child = tree.child(path[-1], token)
         if child is None:
             child = pardon(tree.children(path[-1]))
@@ -38,19 +45,19 @@ def excuse(tree: Tree, laws: Laws, position: int, rng: Rng, pardon: Callable[[li
 
 @dataclass
 class Lenient(Part):
-    """A rule that accepts a token the target would not have said, if the target thinks well enough of it."""
+    """A rule that accepts a mismatching token if its target probability is high enough."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     guarantee: ClassVar[Guarantee] = Guarantee.LOSSY
     reads_q: ClassVar[bool] = False
 
     def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
-        """True where this child may stand in for the target's own token."""
+        """True when this child may replace the target's own token."""
         raise NotImplementedError
 
-    def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
-        """Walk along the target's own tokens and what is excused."""
-        belief = cache(laws.soft)
+    def verify(self, tree: Tree, target: TargetProbs, position: int, rng: Rng) -> Verdict:
+        """Walk along the target's own tokens and excused ones."""
+        belief = cache(target.soft)
 
         def pardon(children: list[int]) -> int | None:
             if not children:
@@ -59,7 +66,7 @@ class Lenient(Part):
             best = children[int(np.argmax(likes))]
             return best if self.excuses(tree, best, belief) else None
 
-        return excuse(tree, laws, position, rng, pardon)
+        return excuse(tree, target, position, rng, pardon)
 
 
 def surprise(tree: Tree, child: int, belief: Belief) -> float:

@@ -2,22 +2,21 @@
 
 SpecInfer (arXiv 2305.09781): siblings drawn independently from q are tested in turn, each refusal
 taking q out of the residual once. A token drawn twice is tested twice; siblings of several
-drafters are judged by their own q each.
+drafters are tested by their own q each.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.part import Part
-from sapwood.protocols import Laws
-from sapwood.records import Draw, Guarantee, Verdict
-from sapwood.rng import Rng
-from sapwood.tree import Tree
-from sapwood.verifiers.walk import in_turn, walk
+from sapwood.core.protocols import TargetProbs
+from sapwood.core.rng import Rng
+from sapwood.core.tree import Tree
+from sapwood.core.types import Draw, Guarantee, Verdict
+from sapwood.verifiers.walk import GreedyWalk, in_turn, walk
 
 
 @dataclass
-class Mss(Part):
+class Mss(GreedyWalk):
     """Test independent draws in turn; q keeps its mass after a refusal."""
 
     paper: ClassVar[str] = "2305.09781"
@@ -25,6 +24,6 @@ class Mss(Part):
     guarantee: ClassVar[Guarantee] = Guarantee.LAW
     reads_q: ClassVar[bool] = True
 
-    def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
+    def verify(self, tree: Tree, target: TargetProbs, position: int, rng: Rng) -> Verdict:
         """Walk down the accepted draws."""
-        return walk(tree, laws, position, rng, in_turn(replacement=True))
+        return walk(tree, target, position, rng, in_turn(replacement=True))

@@ -1,8 +1,11 @@
 """Accept a drafted token among the target's best few, if it is not far behind the best.
 
-SpecDec (Xia et al., EMNLP Findings 2023): the token must be one of the target's `top` tokens and its log-probability
-within `gap` of the best one's. top=1 or gap=0 is the greedy walk, but for
-ties; a larger gap is looser.
+SpecDec (Xia et al., EMNLP Findings 2023): the token must be one of the target's `top` tokens and
+its log-probability within `gap` of the best one's. top=1 or gap=0 is the greedy walk, but for ties;
+a larger gap is looser. The paper's drafter, an encoder-decoder that fills a block of mask tokens in
+one pass, is trained for one pair of languages; the recipe has a head with mask rows in its place.
+The released code's own defaults are top=1 and gap=0, the greedy walk; the paper relaxes both a
+little, and the defaults here are a relaxation of that kind.
 """
 
 from dataclasses import dataclass
@@ -10,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.part import at_least, between
-from sapwood.tree import Tree
+from sapwood.core.part import at_least, between
+from sapwood.core.tree import Tree
 from sapwood.verifiers.lenient import Belief, Lenient, surprise
 
 
@@ -19,8 +22,8 @@ from sapwood.verifiers.lenient import Belief, Lenient, surprise
 class SpecDec(Lenient):
     """LOSSY: accept one of the target's best few tokens that is close to the best."""
 
-    top: int = 3  # how many of the target's best tokens may pass
-    gap: float = 1.0  # nats behind the best token that are let pass
+    top: int = 3  # number of the target's best tokens that may pass
+    gap: float = 1.0  # largest accepted distance to the best token's log-probability, in nats
 
     paper: ClassVar[str] = "2203.16487"
 
@@ -29,8 +32,8 @@ class SpecDec(Lenient):
         between(0, 100, gap=self.gap)
 
     def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
-        """True where the token is among the best and near the best."""
-        law = belief(int(tree.parents[child]))
-        own = law[tree.tokens[child]]
-        behind = surprise(tree, child, belief) + float(np.log(law.max()))
-        return bool((law > own).sum() < self.top) and behind <= self.gap
+        """True when the token is among the best and near the best."""
+        probs = belief(int(tree.parents[child]))
+        own = probs[tree.tokens[child]]
+        behind = surprise(tree, child, belief) + float(np.log(probs.max()))
+        return bool((probs > own).sum() < self.top) and behind <= self.gap

@@ -1,26 +1,27 @@
-"""Accept a drafted token whose target probability clears a floor that rises with the drafter's doubt.
+"""Accept a token above a target probability that rises with the drafter's uncertainty (lossy).
 
-The verification of CM-ASD (arXiv 2508.15371): floor = base + slope (1 - C), C being the drafter's certainty from its
-entropy and margins. The paper calls it a tolerance; read so it would be loosest where the drafter is least sure,
-the opposite of what it says, so it is a floor here. It also calls the rule faithful: by BLEU, not
-by law. The paper gives no constants. The length rule that belongs to it is `cm-asd`.
+The verification of CM-ASD (arXiv 2508.15371): floor = base + slope (1 - C), C being the drafter's
+certainty from its entropy and margins. The paper calls it a tolerance; read so it would be loosest
+where the drafter is least sure, the opposite of what it says, so it is a floor here. It also calls
+the rule faithful: by BLEU, not in distribution. The paper gives no constants. The length rule that
+belongs to it is `cm-asd`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.doubt import certainty_at
-from sapwood.part import between
-from sapwood.tree import Tree
+from sapwood.common.uncertainty import certainty_at
+from sapwood.core.part import between
+from sapwood.core.tree import Tree
 from sapwood.verifiers.lenient import Belief, Lenient
 
 
 @dataclass
 class Threshold(Lenient):
-    """LOSSY: accept a token whose target probability is above a floor set by the drafter's certainty."""
+    """LOSSY: accept a token whose p is above a floor set by the drafter's certainty."""
 
     base: float = 0.1  # floor where the drafter is certain
-    slope: float = 0.3  # what full doubt adds to it
+    slope: float = 0.3  # added to it at full uncertainty
 
     paper: ClassVar[str] = "2508.15371"
 
@@ -28,7 +29,7 @@ class Threshold(Lenient):
         between(0, 1, base=self.base, slope=self.slope)
 
     def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
-        """True where the target gives the token enough probability."""
+        """True when the target gives the token enough probability."""
         parent = int(tree.parents[child])
         floor = self.base + self.slope * (1.0 - certainty_at(tree, parent))
         return bool(belief(parent)[tree.tokens[child]] >= floor)

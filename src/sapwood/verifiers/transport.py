@@ -1,7 +1,8 @@
-"""The transport problem of one node: hand the chance of each possible draft to the tokens it holds.
+"""The transport problem of one node: assign the chance of each possible draft to its tokens.
 
-A maximum flow from drafts, each with its chance, to symbols, each with the room its probability leaves. Solved by
-shortest augmenting paths, which is slow and as good as exact; a flow that fell short would still be a lawful plan.
+A maximum flow from drafts, each with its chance, to symbols, each with the room its probability
+leaves. Solved by shortest augmenting paths, which is slow and exact up to rounding; a flow short of
+the maximum would still be a valid plan.
 """
 
 import itertools
@@ -10,17 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sapwood.arrays import BoolArray, FloatArray
+from sapwood.core.array_types import BoolArray, FloatArray
 
 SMALL = 1e-14  # chance that is not worth another path
 
 
-def transport(drafts: Sequence[frozenset[int]], chances: FloatArray, room: FloatArray) -> FloatArray:
-    """The most that drafts can hand to the symbols they hold, [drafts, symbols]."""
+def transport(
+    drafts: Sequence[frozenset[int]], chances: FloatArray, room: FloatArray
+) -> FloatArray:
+    """The maximum flow from drafts to the symbols they hold, [drafts, symbols]."""
     holds = np.zeros((len(drafts), len(room)), bool)
     for row, draft in enumerate(drafts):
         holds[row, list(draft)] = True
-    flow, left, room = np.zeros(holds.shape), chances.copy(), room.copy()
+    flow = np.zeros(holds.shape)
+    left = chances.copy()
+    room = room.copy()
     while hops := shortest(holds, flow, left, room):
         amount = min(left[hops[0][0]], room[hops[-1][1]])
         for (_, symbol), (row, _) in itertools.pairwise(hops):
@@ -34,9 +39,15 @@ def transport(drafts: Sequence[frozenset[int]], chances: FloatArray, room: Float
     return np.maximum(flow, 0.0)
 
 
-def shortest(holds: BoolArray, flow: FloatArray, left: FloatArray, room: FloatArray) -> list[tuple[int, int]]:
-    """A shortest way from a draft with chance left to a symbol with room, as (draft, symbol) hops; empty if none."""
-    came: dict[int, tuple[int, int]] = {}  # symbol -> (draft that hands to it, symbol that gives way, or -1)
+def shortest(
+    holds: BoolArray, flow: FloatArray, left: FloatArray, room: FloatArray
+) -> list[tuple[int, int]]:
+    """A shortest augmenting path from a draft with chance left to a symbol with room.
+
+    Given as (draft, symbol) hops; empty if there is none.
+    """
+    # symbol -> (draft that flows to it, symbol that loses this flow, or -1)
+    came: dict[int, tuple[int, int]] = {}
     queue: deque[int] = deque()
 
     def visit(row: int, giver: int) -> None:

@@ -1,0 +1,1 @@
+"""Small tools that several packages share: bandits, calibration, caches, tree pictures."""

@@ -1,0 +1,329 @@
+"""Throughput statistics of one recipe: tokens, seconds, the price of drafting, and rests.
+
+A round is counted once, however many requests shared its pass. It is compared with the same round
+without its trees: the pass over fewer rows, no drafting, one token per request. So one request and
+many are computed alike, and a recipe that shares its passes with others is charged for its own
+trees alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sapwood.core.part import Part
+from sapwood.core.types import Outcome, SharedPass
+from sapwood.engine.cost_model import CostModel
+
+FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
+SELDOM = 16  # how much further apart fruitless probes may move
+BRIEF = 3  # how much shorter a try is after one that failed
+LOSS = 0.75  # tokens by which a request may fall behind plain decoding before a try ends early
+MOST_LOST = 0.25  # tokens that one round may count as lost: some of the first ones compile
+SOON = 3  # rounds before which it does not
+SHORT_PAUSE = 32  # longest rest after a try that ended early
+RECENT = 10  # rounds in the mean draft seconds of a node
+MISHAP = 4.0  # a stage over this multiple of its predicted seconds compiled or was interrupted
+REPAID = 0.5  # share of the slack that expensive tries may use up
+EASED = 2  # factor by which trees must become fewer for a rest to end early
+REGRET = 0.02  # share of all time that tries of trees may lose where many requests share a pass
+MOST_ROUNDS = 1 << 14  # of a rest after such a try
+
+
+@dataclass(frozen=True, slots=True)
+class RoundShare:
+    """One request's share of a round."""
+
+    tokens: int
+    nodes: int  # of the tree, its root not counted
+    expanded: int  # nodes that a drafter was asked about
+    draft: float  # seconds; 0 in the first round, which includes prefill
+    one_call: bool = False  # the tree came in one call, which may wait for another machine
+
+    @classmethod
+    def of(cls, outcome: Outcome, *, first: bool) -> "RoundShare":
+        """The share of a request, from its outcome."""
+        rests = first or not outcome.asked
+        expanded = 0 if rests else int(np.count_nonzero(outcome.grown.expanded))
+        if outcome.grown.one_call:  # the call takes the time, not the node
+            expanded = min(expanded, 1)
+        return cls(
+            len(outcome.tokens),
+            len(outcome.tree) - 1,
+            expanded,
+            0.0 if first else outcome.times.draft,
+            outcome.grown.one_call,
+        )
+
+
+@dataclass
+class StepTimes:
+    """Seconds per token of whole steps, with and without trees, by the number of requests.
+
+    Predictions cover passes and drafts. The host's work on trees shows in whole steps alone.
+    """
+
+    # powers of two of requests -> tokens and seconds, faded
+    plain: dict[int, tuple[float, float]] = field(default_factory=dict)
+    drafted: dict[int, tuple[float, float]] = field(default_factory=dict)
+    seen: Counter[int] = field(default_factory=Counter)  # steps with trees
+    # since the last decision: steps with trees, and their seconds beyond those of plain decoding
+    tried: int = 0
+    excess: float = 0.0
+
+    def add(self, requests: int, tokens: int, seconds: float, *, drafted: bool) -> None:
+        """Count a step; the first ones with trees compile and are left out."""
+        band = requests.bit_length()
+        times = self.drafted if drafted else self.plain
+        if drafted:
+            self.tried += 1
+            self.seen[band] += 1
+            self.excess += seconds - tokens * self.plain_seconds(requests)
+            if self.seen[band] <= SOON:
+                return
+        before, spent = times.get(band, (0.0, 0.0))
+        if before:
+            seconds = min(seconds, MISHAP * tokens * spent / before)
+        times[band] = FADE * before + tokens, FADE * spent + seconds
+
+    def plain_seconds(self, requests: int) -> float:
+        """Seconds per token of steps without trees; 0 while they are unknown."""
+        tokens, seconds = self.plain.get(requests.bit_length(), (0.0, 0.0))
+        return seconds / tokens if tokens else 0.0
+
+    def slower(self, requests: int, slack: float) -> bool:
+        """True when steps with trees are known to be slower than those without."""
+        tokens, seconds = self.drafted.get(requests.bit_length(), (0.0, 0.0))
+        return seconds > (1 + slack) * tokens * self.plain_seconds(requests) > 0
+
+    def rest_rounds(self, requests: int) -> int:
+        """Rounds of a rest after which the last try has cost no more than REGRET of all time."""
+        step = requests * self.plain_seconds(requests)
+        return min(int(self.excess / (REGRET * step)), MOST_ROUNDS) if step else 0
+
+    def decided(self) -> None:
+        """Begin the next try."""
+        self.tried = 0
+        self.excess = 0.0
+
+
+@dataclass
+class ThroughputStats:
+    """Tokens and seconds of a recipe's rounds, shared by all requests."""
+
+    slack: float  # share by which speculation must fall behind before it rests; 1: it never does
+    patience: int  # speculating rounds between two decisions
+    first_pause: int  # rounds of the first rest
+    longest: int  # longest rest
+    probe: int  # rounds without a tree after which one is sent unpriced
+    tokens: float = 0.0  # emitted, faded
+    seconds: float = 0.0  # spent, faded
+    plain: float = 0.0  # what plain decoding would have spent on the same tokens, faded
+    expansion: float = 0.0  # draft seconds of one expanded node, running average
+    drafts: int = 0  # rounds in that average
+    lost: float = 0.0  # tokens that a request is behind plain decoding, faded
+    rounds: int = 0  # speculating rounds since the last decision
+    rest: int = 0  # plain rounds still to go
+    pause: int = 0  # length of the next rest
+    failed: bool = False  # the last try ended in a rest
+    idle: int = 0  # rounds since a tree was last sent
+    wait: int = 0  # of these, before one is sent unpriced
+    probing: bool = False  # one request of this round sends it
+    trees: int = 1  # of the last pass
+    rest_trees: int = 1  # trees of the pass after which the present rest began
+    # tokens lost in each round since the last decision
+    losses: list[float] = field(default_factory=list)
+    entries: list[RoundShare] = field(default_factory=list)  # of the round that is not settled yet
+    rested: bool = False  # the last round was one of a rest
+    step_times: StepTimes = field(default_factory=StepTimes)  # of shared passes
+
+    def __post_init__(self) -> None:
+        self.pause = self.first_pause
+        self.wait = self.probe
+
+    @property
+    def rate(self) -> float:
+        """Recent tokens per second; 0 before the first round."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def set_load(self, trees: int, each: float) -> None:
+        """Set the number of trees in the pass; `each` is plain decoding's seconds per token there.
+
+        The speedup over plain decoding carries over to another load; tokens per second do not.
+        """
+        if trees != self.trees:
+            self.tokens = self.plain / each
+            self.trees = trees
+        if self.rest and trees * EASED <= self.rest_trees:  # rows have become cheaper since
+            self.rest = 0
+            self.pause = self.first_pause
+            self.failed = False
+
+    def probes(self) -> bool:
+        """True for one request of a round that is due to send an unpriced tree."""
+        due = self.idle >= self.wait and not self.probing
+        self.probing |= due
+        return due
+
+    def settle(
+        self, shared: SharedPass, cost: CostModel, tokens: int = 0, draft: float = 0.0
+    ) -> None:
+        """Count the round of all entries; `tokens` and `draft` are those of others in its pass."""
+        entries = self.entries
+        self.entries = []
+        if not entries:
+            return
+        nodes = sum(entry.nodes for entry in entries)
+        self._sent(nodes)
+        self.rested = self.rest > 0
+        if self.rested:
+            self.rest -= 1
+            return
+        spent = self._drafted(
+            sum(entry.expanded for entry in entries), sum(entry.draft for entry in entries)
+        )
+        every = shared.rows + shared.prefill
+        share = cost.seconds(every - nodes, shared.context, shared.trees) / cost.seconds(
+            every, shared.context, shared.trees
+        )
+        without = shared.seconds * share  # of the pass without these trees
+        each = (without + draft) / (len(entries) + tokens)
+        self.set_load(shared.trees, each)
+        mine = sum(entry.tokens for entry in entries)
+        self.tokens = FADE * self.tokens + mine
+        self.seconds = FADE * self.seconds + len(entries) * each + spent + shared.seconds - without
+        self.plain = FADE * self.plain + mine * each
+        self.rounds += 1
+        if each:
+            spared = mine / len(entries)  # passes of plain decoding
+            loss = (each + (spent + shared.seconds - without) / len(entries)) / each - spared
+            self.lost = FADE * self.lost + min(loss, MOST_LOST)
+            if any(entry.one_call for entry in entries):
+                self.losses.append(loss)
+        most = LOSS / BRIEF if self.failed else LOSS
+        if self.slack < 1 and self.rounds >= SOON and self.lost > most:
+            # little was lost, so a text that changes is soon tried again
+            longest = max(SHORT_PAUSE, self.first_pause)
+            self._rest(min(self.pause, longest))
+            self.pause = max(self.pause, min(2 * self.pause, longest))
+        elif self.rounds >= (self.patience // BRIEF if self.failed else self.patience):
+            self._decide()
+
+    def settle_step(self, requests: int, tokens: int, nodes: int, seconds: float) -> None:
+        """Count a whole step of requests that shared a pass; rest if trees make steps slower."""
+        times = self.step_times
+        if self.rested == (nodes > 0):  # another recipe drafted, or no tree was worth its price
+            return
+        times.add(requests, tokens, seconds, drafted=nodes > 0)
+        if self.rest or self.slack >= 1 or not nodes:
+            return
+        if not times.plain_seconds(requests):  # time some steps without trees first
+            self._rest(self.first_pause)
+        elif times.tried >= SOON and times.slower(requests, self.slack):
+            self._rest(max(self.pause, times.rest_rounds(requests)))
+            self.pause = min(2 * self.pause, self.longest)
+
+    def _sent(self, nodes: int) -> None:
+        """Count rounds without a tree, and space probes further apart after a fruitless one."""
+        if nodes:
+            self.wait = (
+                min(2 * self.wait, SELDOM * self.probe) if self.idle >= self.wait else self.probe
+            )
+        self.idle = 0 if nodes else self.idle + 1
+        self.probing = False
+
+    def _drafted(self, expanded: int, seconds: float) -> float:
+        """Update the seconds of an expansion; return the draft seconds without outliers."""
+        if not expanded or not seconds:
+            return seconds
+        first = not self.drafts
+        seconds = without_outlier(seconds, expanded * self.expansion)
+        each = seconds / expanded
+        # some of the first rounds load and compile: the quickest one counts
+        if self.drafts < RECENT:
+            self.expansion = min(self.expansion or each, each)
+        else:
+            self.expansion += (each - self.expansion) / RECENT
+        self.drafts += 1
+        return 0.0 if first else seconds
+
+    def _decide(self) -> None:
+        """Rest if the last rounds were slower than plain decoding; reset the pause if faster."""
+        if self.plain < (1 - self.slack) * self.seconds:
+            self._rest(self.pause)
+            self.pause = min(2 * self.pause, self.longest)
+            return
+        self.rounds = 0
+        self.losses.clear()
+        if self.plain > self.seconds:
+            self.pause = self.first_pause
+            self.failed = False
+
+    def _rest(self, rounds: int) -> None:
+        """Decode so many rounds without trees, or more if the try was expensive."""
+        self.rounds = 0
+        self.step_times.decided()
+        self.rest = max(rounds, self._repays())
+        self.losses.clear()
+        self.tokens = self.seconds = self.plain = self.lost = 0.0
+        self.failed = True
+        self.rest_trees = self.trees
+
+    def _repays(self) -> int:
+        """Rounds after which the losses of this try are within half of the slack.
+
+        The usual loss counts, above what every try may lose. Only drafters that may wait for
+        another machine lose that many tokens in a few rounds.
+        """
+        if not self.losses or not self.slack:
+            return 0
+        usual = float(np.median(self.losses))
+        return int(len(self.losses) * max(usual - MOST_LOST, 0.0) / (REPAID * self.slack))
+
+
+def alone(outcome: Outcome) -> SharedPass:
+    """The pass of a batch of one."""
+    return SharedPass(1, len(outcome.tree), 0, outcome.context, outcome.times.verify)
+
+
+def refine(cost: CostModel, shared: SharedPass) -> SharedPass:
+    """Refine the cost curve by a pass; return the pass without prefill rows and outliers."""
+    trees = shared.trees
+    context = shared.context
+    seconds = shared.seconds
+    if shared.prefill:  # prefill rows cost less than scored ones: the curve is not refined
+        scored, every = (
+            cost.seconds(rows, context, trees)
+            for rows in (shared.rows, shared.rows + shared.prefill)
+        )
+        return replace(shared, prefill=0, seconds=without_outlier(seconds * scored / every, scored))
+    predicted = cost.seconds(shared.rows, context, trees)
+    cost.observe(shared.rows, context, seconds, trees)
+    usual = without_outlier(seconds, predicted)
+    return shared if usual == seconds else replace(shared, seconds=usual)
+
+
+def without_outlier(seconds: float, predicted: float) -> float:
+    """The seconds of a stage, or the predicted ones if it took far longer."""
+    return predicted if 0 < MISHAP * predicted < seconds else seconds
+
+
+class ThroughputController(Part):
+    """Base of controllers that count tokens and seconds."""
+
+    stats: ThroughputStats  # made when it is bound, shared by all requests
+
+
+def stats_of(part: Part) -> Iterator[ThroughputStats]:
+    """The statistics of a controller and of the controllers inside it."""
+    if isinstance(part, ThroughputController):
+        yield part.stats
+    for inner in part.nested():
+        yield from stats_of(inner)
+
+
+def batch_rate(stats: Sequence[ThroughputStats]) -> float:
+    """Tokens per second of all recipes that share a pass; 0 before the first round."""
+    seconds = sum(one.seconds for one in stats)
+    return sum(one.tokens for one in stats) / seconds if seconds else 0.0

@@ -1,0 +1,1 @@
+"""Drafters made of other drafters or of a second model."""

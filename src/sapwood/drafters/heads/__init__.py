@@ -1,0 +1,1 @@
+"""Drafters with a trained head over the target's hidden states."""

@@ -1,0 +1,97 @@
+"""PaSS (arXiv 2311.13581): the target drafts by look-ahead rows behind the text, in one pass.
+
+The pass over the last token and the look-ahead rows predicts the next token, which is the target's
+own, and one more for each row. The distributions are marginal: all nodes of a depth share one. The
+target runs a second time for it, with keys of its own; nothing of the target is changed.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sapwood.core.protocols import EngineContext, Frontier, RequestContext, TargetOutput
+from sapwood.core.rng import Rng
+from sapwood.core.tree import Tree
+from sapwood.core.types import Outcome
+from sapwood.drafters.compose.draft_model import DraftModel, chain
+from sapwood.drafters.heads.head_base import HeadBase
+
+
+@dataclass
+class MaskedChain(DraftModel):
+    """A draft model that scores new text and look-ahead rows in one pass a round."""
+
+    rows: int = 4
+    first: int = 0  # id of the first look-ahead row
+
+    stands_alone = False
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Add children from the row of each node's depth; none below the last row."""
+        if self.scratch_ is None and not self._room(len(self.unread_) + self.rows):
+            return
+        super().expand(
+            tree, [(node, width) for node, width in frontier if tree.depths[node] <= self.rows], rng
+        )
+
+    def _begin(self, tree: Tree) -> None:
+        """Put the look-ahead rows behind the new text, and score all of it."""
+        super()._begin(tree)
+        line = chain([*self.unread_, *range(self.first, self.first + self.rows)])
+        self.scratch_ = line
+        self.scores_: TargetOutput = super()._score()
+        self.since_ = 0
+
+    def _place(self, tree: Tree, node: int) -> int:
+        """The row of the node's depth, whatever its token."""
+        return len(self.unread_) - 1 + int(tree.depths[node])
+
+    def _score(self) -> TargetOutput:
+        """The output of this round's pass."""
+        return self.scores_
+
+    def observe(self, outcome: Outcome) -> None:
+        """Keep the rows of the text alone; the emitted tokens are run in the next round."""
+        if self.scratch_ is not None:
+            self.session_.commit(range(len(self.unread_)))
+            self.unread_ = []
+        self.unread_ += outcome.tokens
+        self.scratch_ = None
+
+
+@dataclass
+class MaskRows(HeadBase):
+    """The target's own pass with trained look-ahead rows behind the text."""
+
+    paper: ClassVar[str] = "2311.13581"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    trained: ClassVar[str] = "mask-rows"
+
+    def bind(self, setting: EngineContext) -> None:
+        """Load the embeddings and make the model that knows them."""
+        from sapwood.heads.mask_rows import mask_rows_model
+
+        super().bind(setting)
+        derive = setting.target.capabilities.run_derived
+        assert derive is not None
+        name = f"{setting.target.info.model} with look-ahead rows"
+        backend = derive(lambda model: mask_rows_model(model, self.net), name)
+        self.inner = MaskedChain(backend, self.draws, self.net.config.rows, self.vocab)
+        self.inner.bind(setting)
+
+    def reset(self, request: RequestContext) -> None:
+        """Prefill the prompt in the model with look-ahead rows."""
+        self.inner_ = self.inner.fresh()
+        self.inner_.source = self.source
+        self.inner_.reset(request)
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Expand by the rows of this round's pass."""
+        self.inner_.expand(tree, frontier, rng)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take the emitted tokens."""
+        self.inner_.observe(outcome)
+
+    def close(self) -> None:
+        """Free the session."""
+        self.inner_.close()

@@ -1,0 +1,1 @@
+"""Drafters that look tokens up in text: prompt, output, corpus, earlier passes."""

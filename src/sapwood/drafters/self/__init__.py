@@ -1,0 +1,1 @@
+"""The target as its own drafter: fewer layers, fewer bits, fewer keys."""

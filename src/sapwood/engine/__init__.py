@@ -1,0 +1,1 @@
+"""The round loop, the scheduler that batches requests, and the cost model."""

@@ -1,0 +1,200 @@
+"""The running requests of one step: trees are grown, pruned together, scored in one pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate, refine
+from sapwood.core.protocols import Backend, PrefillChunk, TargetOutput, TreeInput
+from sapwood.core.types import BatchLoad, Prune, SharedPass
+from sapwood.engine.cost_model import CostModel
+from sapwood.engine.node_budget import batch_price, spend
+from sapwood.engine.outputs import Step
+from sapwood.engine.request import Request
+
+Failure = tuple[Request, Exception]
+
+
+@dataclass
+class BatchPass:
+    """The target's output of one pass, and the steps made of it."""
+
+    outputs: list[tuple[Request, TargetOutput]]
+    prefill: int  # rows of prompts
+    seconds: float
+    shared: SharedPass | None = None  # None when the pass had one request only
+    whole: bool = True  # False when requests were scored one by one: do not use `seconds`
+    steps: list[tuple[Request, Step]] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """All running requests of one step."""
+
+    target: Backend
+    cost: CostModel
+    requests: list[Request]
+    stats: Sequence[ThroughputStats]  # of their recipes, each once
+    prefill: int  # rows of prompts in the same pass
+    now: Callable[[], float]  # seconds
+    inputs: dict[Request, TreeInput] = field(default_factory=dict)
+
+    @property
+    def context(self) -> int:
+        """Mean number of committed tokens."""
+        lengths = [request.running.session.length for request in self.requests]
+        return sum(lengths) // len(lengths) if lengths else 0
+
+    @property
+    def solo(self) -> bool:
+        """True when the pass holds one tree and nothing else."""
+        return len(self.requests) == 1 and not self.prefill
+
+    # ------------------------------------------------------------------------------------- trees
+    def draft(self, each: int, total: int) -> Iterator[Failure]:
+        """Grow all trees, of at most `each` nodes and `total` together; yields failed requests."""
+        rows = self.prefill + sum(1 + request.nodes for request in self.requests)
+        trees = len(self.requests)
+        rate = batch_rate(self.stats)
+        alone = self.solo
+        for request in list(self.requests):
+            load = BatchLoad(trees, rows - 1 - request.nodes, rate if trees > 1 else 0.0)
+            shares = total if request.priced else total // trees  # priced trees are pruned together
+            try:
+                request.running.grow(min(each, shares), load)
+                if trees > 1:  # a device holds one tree, which the next request's would overwrite
+                    request.running.grown.load()
+            except Exception as error:
+                self.requests.remove(request)
+                yield request, error
+            else:
+                if not alone:
+                    request.running.clock.lap("draft")
+
+    def prune(self, total: int) -> Iterator[Failure]:
+        """Prune all trees, the priced ones by one budget; yields failed requests."""
+        alone = self.solo
+        able = [
+            request for request in self.requests if len(self.requests) > 1 and by_reach(request)
+        ]
+        for request in list(self.requests):
+            if request not in able:
+                yield from self._prune(request, None, alone)
+        rows = (
+            self.prefill
+            + len(able)
+            + sum(len(tree_input.tree) for tree_input in self.inputs.values())
+        )
+        for request, count in zip(able, self._shares(able, rows, total), strict=True):
+            yield from self._prune(request, count, alone)
+
+    def _shares(self, able: Sequence[Request], rows: int, total: int) -> list[int]:
+        """Number of nodes of each tree, in a pass that has so many rows already."""
+        if not able:
+            return []
+        drafts = [request.running for request in able]
+        reaches = [np.sort(draft.grown.reach[1:])[::-1][: draft.budget.nodes] for draft in drafts]
+        nodes = min(
+            sum(map(len, reaches)), max(total - rows + len(self.requests) + self.prefill, 0)
+        )
+        rate = float(np.mean([draft.budget.rate for draft in drafts]))
+        return spend(reaches, batch_price(self.cost, self.context, rate, rows, nodes))
+
+    def _prune(self, request: Request, nodes: int | None, alone: bool) -> Iterator[Failure]:
+        try:
+            if not alone:
+                request.running.clock.restart()
+            self.inputs[request] = request.running.prune(nodes)
+        except Exception as error:
+            self.requests.remove(request)
+            yield request, error
+
+    def without(self, request: Request) -> None:
+        """Remove a request from the pass."""
+        if request in self.requests:
+            self.requests.remove(request)
+        self.inputs.pop(request, None)
+
+    # -------------------------------------------------------------------------------------- pass
+    def score(self, chunks: Sequence[PrefillChunk]) -> BatchPass:
+        """Score all trees and prefill all chunks in one pass."""
+        inputs = self.inputs
+        start = self.now()
+        outputs = self.target.score(list(inputs.values()), chunks)
+        prefill = sum(len(chunk.tokens) for chunk in chunks)
+        found = BatchPass(list(zip(inputs, outputs, strict=True)), prefill, 0.0)
+        alone = len(inputs) == 1 and not prefill
+        if outputs and not alone and self.target.info.device != "cpu":
+            outputs[-1].argmax()  # waits for the device
+        found.seconds = self.now() - start
+        if inputs and not alone:
+            sizes = [len(tree_input.tree) for tree_input in inputs.values()]
+            seen = sum(
+                size * tree_input.session.length
+                for size, tree_input in zip(sizes, inputs.values(), strict=True)
+            )
+            found.shared = SharedPass(
+                len(inputs), sum(sizes), prefill, seen // sum(sizes), found.seconds
+            )
+        return found
+
+    def score_apart(self) -> tuple[BatchPass, list[Failure]]:
+        """Score the trees one by one; returns the requests whose pass failed too."""
+        found = BatchPass([], 0, 0.0, whole=False)
+        failed = []
+        start = self.now()
+        for request, tree_input in list(self.inputs.items()):
+            try:
+                [output] = self.target.score([tree_input])
+                found.outputs.append((request, output))
+            except Exception as error:
+                self.without(request)
+                failed.append((request, error))
+        found.seconds = self.now() - start
+        if found.outputs:
+            rows = sum(len(tree_input.tree) for tree_input in self.inputs.values())
+            found.shared = SharedPass(len(self.inputs), rows, 0, self.context, found.seconds)
+        return found, failed
+
+    # -------------------------------------------------------------------------------- statistics
+    def settle(self, found: BatchPass, *, measured: bool) -> None:
+        """Refine the cost model by the pass, and update the statistics of all recipes."""
+        if found.shared is None:
+            return
+        if not found.whole:
+            for stats in self.stats:
+                stats.entries.clear()
+            return
+        shared = refine(self.cost, found.shared) if measured else found.shared
+        outcomes = [step.outcome for _, step in found.steps]
+        tokens = sum(len(outcome.tokens) for outcome in outcomes)
+        draft = sum(outcome.times.draft for outcome in outcomes)
+        for stats in self.stats:
+            mine = sum(entry.tokens for entry in stats.entries)
+            spent = sum(entry.draft for entry in stats.entries)
+            stats.settle(shared, self.cost, tokens - mine, max(draft - spent, 0.0))
+
+    def settle_step(self, found: BatchPass, seconds: float) -> None:
+        """Update the statistics by the seconds of the whole step, those of prefill left out."""
+        shared = found.shared
+        tokens = sum(len(step.pieces) for _, step in found.steps)
+        if shared is None or not found.whole or not tokens:
+            return
+        nodes = sum(len(step.outcome.tree) - 1 for _, step in found.steps)
+        if found.prefill:
+            every, scored = (
+                self.cost.seconds(rows, shared.context, shared.trees)
+                for rows in (shared.rows + found.prefill, shared.rows)
+            )
+            seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
+        for stats in self.stats:
+            stats.settle_step(shared.trees, tokens, nodes, seconds)
+
+
+def by_reach(request: Request) -> bool:
+    """True when single nodes of a request's tree may be pruned by reach and price."""
+    draft = request.running
+    grown = draft.grown
+    whole = grown.pruned is None and 1 < len(grown) == grown.valued
+    return whole and draft.budget.price is not None and draft.policy.prunes is Prune.NODES

@@ -1,0 +1,167 @@
+"""Seconds of a target pass, by rows and by context: a measured staircase, refined while running.
+
+A row is one node of a tree, root included, so plain decoding is one row. A pass may hold the trees
+of several requests: then its rows are those of all, and every tree after the first costs a little
+of its own. The table is stored per model, backend, device, dtype and thread count.
+"""
+
+import bisect
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sapwood.core.array_types import FloatArray
+
+DRIFT = 0.2  # rate at which the whole table follows the machine's present speed
+SHAPE = 0.03  # rate at which a single cell follows its own observations
+OUTLIER = 2.0  # a pass slower or faster than this factor counts as this factor
+
+
+@dataclass
+class CostModel:
+    """Measured seconds of a pass on a grid of contexts and rows.
+
+    Linear between grid points; beyond the largest number of rows in proportion to it.
+    """
+
+    rows: list[int]  # ascending, starts at 1
+    contexts: list[int]  # ascending
+    table: list[list[float]]  # [contexts][rows] seconds
+    drift: float = 1.0  # present speed of the machine against the table
+    # seconds that each tree after the first adds to a pass, besides those of its rows
+    tree: float = 0.0
+    # by context; see `_line`
+    _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    _many: dict[int, tuple[FloatArray, FloatArray]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def seconds(self, rows: int, context: int, trees: int = 1) -> float:
+        """Predicted seconds of a pass over this many rows of so many trees."""
+        below, above, weight = self._between(context)
+        low = self._cell(below, rows)
+        found = low + weight * (self._cell(above, rows) - low if weight else 0.0)
+        return (found + (trees - 1) * self.tree) * self.drift
+
+    def line(self, most: int, context: int) -> FloatArray:
+        """Seconds of passes over 1, 2, ... most rows at this context."""
+        below, above, weight = self._between(context)
+        low = self._line(below, most)
+        found: FloatArray = (
+            low + weight * (self._line(above, most) - low) if weight else low
+        ) * self.drift
+        return found
+
+    def plain(self, rows: int, context: int, seconds: float, trees: int = 1) -> float:
+        """Seconds of a pass over the roots alone, given that this one took `seconds`.
+
+        Only the shape of the table is used, so a machine that is busy just now does not count.
+        """
+        if rows == trees:
+            return seconds
+        return seconds * self.seconds(trees, context, trees) / self.seconds(rows, context, trees)
+
+    def observe(self, rows: int, context: int, seconds: float, trees: int = 1) -> None:
+        """Refine by an observed pass: the machine's speed quickly, the table's shape slowly."""
+        factor = seconds / self.seconds(rows, context, trees)
+        factor = min(max(factor, 1 / OUTLIER), OUTLIER)
+        self.drift *= 1 + DRIFT * (factor - 1)
+        column = nearest(self.rows, rows)
+        below, above, weight = self._between(context)
+        place = above if weight > 0.5 else below
+        self.table[place][column] *= 1 + SHAPE * (factor - 1)
+        if trees > 1:
+            self.tree *= 1 + SHAPE * (factor - 1)
+        self._lines.pop(place, None)
+
+    def _cell(self, place: int, rows: int) -> float:
+        """Seconds of so many rows at one of the measured contexts, before drift."""
+        known = self.rows
+        cells = self.table[place]
+        above = bisect.bisect_left(known, rows)
+        if above == len(known):  # beyond the table the cost is proportional to the rows
+            return cells[-1] * rows / known[-1]
+        if above == 0:
+            return cells[0]
+        low, high = known[above - 1], known[above]
+        return cells[above - 1] + (rows - low) / (high - low) * (cells[above] - cells[above - 1])
+
+    def _line(self, place: int, most: int) -> FloatArray:
+        """The same for 1, 2, ... most rows; cached, as every round needs it."""
+        kept = self._lines.get(place)
+        if kept is None or len(kept) < most:
+            rows, beyond = self._numbers(most)
+            kept = self._lines[place] = np.interp(rows, self.rows, self.table[place]) * beyond
+        return kept[:most]
+
+    def _numbers(self, most: int) -> tuple[FloatArray, FloatArray]:
+        """1, 2, ... most, and the ratio of each to the most measured rows, at least 1."""
+        if most not in self._many:
+            rows = np.arange(1.0, most + 1)
+            self._many[most] = rows, np.maximum(rows / self.rows[-1], 1.0)
+        return self._many[most]
+
+    def _between(self, context: int) -> tuple[int, int, float]:
+        above = bisect.bisect_left(self.contexts, context)
+        if above == 0:
+            return 0, 0, 0.0
+        if above == len(self.contexts):
+            return above - 1, above - 1, 0.0
+        low, high = self.contexts[above - 1], self.contexts[above]
+        return above - 1, above, (context - low) / (high - low)
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as it is stored."""
+        table = [[cell * self.drift for cell in line] for line in self.table]
+        return {
+            "rows": self.rows,
+            "contexts": self.contexts,
+            "seconds": table,
+            "tree": self.tree * self.drift,
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "CostModel":
+        """Read a stored table; raises ValueError when it is not one."""
+        rows, contexts = (np.array(record[key], np.int64) for key in ("rows", "contexts"))
+        table = np.array(record["seconds"], np.float64)
+        tree = float(record.get("tree", 0.0))
+        whole = table.size and table.shape == (len(contexts), len(rows))
+        ascending = (np.diff(rows) > 0).all() and (np.diff(contexts) > 0).all()
+        positive = (np.isfinite(table) & (table > 0)).all() and 0 <= tree < np.inf
+        if not whole or rows[0] != 1 or not ascending or not positive:
+            raise ValueError("not a table of seconds by contexts and rows")
+        return cls(rows.tolist(), contexts.tolist(), table.tolist(), tree=tree)
+
+    def become(self, other: "CostModel") -> None:
+        """Replace the table by another model's, in place, so that every holder sees it."""
+        self.rows = other.rows
+        self.contexts = other.contexts
+        self.table = other.table
+        self.drift = other.drift
+        self.tree = other.tree
+        self._lines.clear()
+        self._many.clear()
+
+    def save(self, path: Path) -> None:
+        """Write the table atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(self.to_json(), indent=1))
+        draft.replace(path)
+
+
+def nearest(known: list[int], number: int) -> int:
+    """Index of the nearest known number; the smaller of two."""
+    above = bisect.bisect_left(known, number)
+    if above == len(known) or (above and number - known[above - 1] <= known[above] - number):
+        return above - 1
+    return above
+
+
+def flat(seconds: float = 1.0) -> CostModel:
+    """A model in which any pass costs the same: the default before measuring."""
+    return CostModel([1, 1024], [0], [[seconds, seconds]])

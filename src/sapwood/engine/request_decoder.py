@@ -1,0 +1,281 @@
+"""Decodes one request, round by round: draft, prune, verify, commit, observe."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sapwood.core.part import learns, prices
+from sapwood.core.protocols import (
+    Drafter,
+    Frontier,
+    Policy,
+    RequestContext,
+    Session,
+    TargetOutput,
+    TreeInput,
+)
+from sapwood.core.rng import Rng
+from sapwood.core.sampling import Sampler, Sampling
+from sapwood.core.target_probs import PathProbs
+from sapwood.core.tree import CAPACITY, ROOT, Tree
+from sapwood.core.types import (
+    BatchLoad,
+    Budget,
+    Outcome,
+    SharedPass,
+    StageClock,
+    StageTimes,
+    TreeShape,
+    Verdict,
+)
+from sapwood.core.whole_tree import drafts_whole_trees
+from sapwood.engine.prelaunch import NextRound, plan_next, prepare_launch, whole_tree_shape
+from sapwood.errors import SapwoodError
+from sapwood.verifiers.match import Match
+
+if TYPE_CHECKING:
+    from sapwood.engine.loop import Engine
+
+
+ROOT_PATH = (ROOT,)
+
+
+class RequestDecoder:
+    """The rounds of one request; a scheduler may interleave those of many requests."""
+
+    def __init__(
+        self,
+        engine: "Engine",
+        prompt: Sequence[int],
+        sampling: Sampling,
+        rng: Rng,
+        # holds all tokens but the last; closed by `close`
+        session: Session | None = None,
+        # tokens that the request emitted before it was preempted
+        emitted: Sequence[int] = (),
+    ) -> None:
+        self.info = engine.target.info
+        self.rng = rng
+        if not prompt:
+            raise SapwoodError("an empty prompt has nothing to continue; give at least one token")
+        sampling.check_tokens(self.info.vocab)
+        self.sampler = Sampler(sampling, prompt)
+        text = [*prompt, *emitted]
+        self.sampler.commit(emitted)
+        self.session = session or engine.target.open(text[:-1])
+        self.root = text[-1]
+        self.clock = StageClock(engine.now)
+        try:
+            parts = engine.recipe.fresh(RequestContext(text, self.sampler, self.session))
+        except BaseException:
+            self.session.close()
+            raise
+        self.drafter, self.policy, self.verifier, self.controller = parts
+        self.learning = [learns(part) for part in parts[1:]]  # of policy, verifier, controller
+        self.joins = prices(self.controller)  # its budget depends on the load of the pass
+        # True when no part but the drafter must observe a round before the next pass
+        self.observes_late = not any(part.needs_scores_now for part in parts[1:])
+        # True when the next token after a root alone is the best one
+        self.follows_best = (
+            sampling.greedy and not sampling.touches_logits and isinstance(self.verifier, Match)
+        )
+        # a round that only the drafter has observed so far
+        self.pending_outcome: Outcome | None = None
+        self.next_round: NextRound | None = None
+        # seconds; see `overlooked`
+        self.growing = 0.0  # of the device for a draft launched ahead
+        self.paused = 0.0  # between the last round and the present one
+        self.judged = 0.0  # clock at the end of the last verification
+        self.clock.lap("draft")  # the parts' work on the prompt counts as drafting
+
+    @property
+    def full(self) -> bool:
+        """True when the context has no room for a further token."""
+        return self.session.length + 1 >= self.info.context
+
+    def draft(self, most: int = CAPACITY - 1) -> TreeInput:
+        """Grow and prune this round's tree, of at most `most` nodes besides the root."""
+        self.grow(most)
+        return self.prune()
+
+    def grow(self, most: int = CAPACITY - 1, load: BatchLoad | None = None) -> None:
+        """Grow this round's tree, at the prices of a pass with this load."""
+        self.paused = self.clock.restart()  # the caller's time since the last round is not counted
+        if load is not None:
+            if self.joins:
+                self.controller.join(load)
+            self.next_round = None
+        planned = self.next_round or NextRound(self.controller.budget())
+        self.next_round = None
+        self.growing = planned.seconds
+        self.budget = planned.budget.within(*self.room(most, begun=planned.launched))
+        shape = planned.shape if self.budget is planned.budget else None
+        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, shape)
+
+    def prune(self, nodes: int | None = None) -> TreeInput:
+        """Prune the grown tree by the policy, or to at most `nodes` besides the root."""
+        whole = self.grown.pruned
+        if whole is not None:
+            self.tree = whole
+        elif len(self.grown) == 1:  # drafting rests, or nothing was found
+            self.tree = self.grown
+        else:
+            budget = self.budget if nodes is None else replace(self.budget, nodes=nodes, price=None)
+            self.tree = self.policy.prune(self.grown, budget)
+        self.clock.lap("draft")
+        self.clock.add("draft", self.overlooked())
+        return TreeInput(self.session, self.tree)
+
+    def overlooked(self) -> float:
+        """Seconds of device drafting during the caller's pause, which count as drafting."""
+        busy = self.clock.last - self.judged - self.paused
+        return min(self.paused, max(self.growing - busy, 0.0))
+
+    def finish_round(self, scores: TargetOutput, shared: SharedPass | None = None) -> Outcome:
+        """Verify the scored tree, commit the accepted path, and let every part observe the round.
+
+        The order is prelaunch, verify, commit, observe; `shared` is given for a shared pass.
+        """
+        self.learn()  # if it was put off; it overlaps with the device's work
+        if shared is not None and self.follows_best and len(self.tree) == 1:
+            return self._finish_root(scores, shared)
+        probs = PathProbs(self.tree, scores, self.sampler)
+        overlaps = shared is None and self._overlaps(scores)
+        if overlaps:
+            self.next_round = self.prelaunch(probs)
+        if shared is not None:
+            self.clock.book("verify", shared.seconds)
+        context = self.session.length
+        verdict = self.verify(probs)
+        self.session.commit(verdict.path)
+        times = self._time_verified()
+        asked = self.budget.nodes > 0
+        outcome = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, shared)
+        self.observe(outcome, late=overlaps)
+        return outcome
+
+    def _finish_root(self, scores: TargetOutput, shared: SharedPass) -> Outcome:
+        """`finish_round` of a root alone in a shared pass, whose verdict is the best token."""
+        self.clock.book("verify", shared.seconds)
+        self.judged = self.clock.last
+        context = self.session.length
+        verdict = Verdict(ROOT_PATH, int(scores.argmax()[ROOT]))
+        self.session.commit(ROOT_PATH)
+        times = self.clock.split()
+        asked = self.budget.nodes > 0
+        outcome = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, shared)
+        self.observe(outcome, late=False)
+        return outcome
+
+    def _overlaps(self, scores: TargetOutput) -> bool:
+        """True when a device drafts or scores while the host plans and learns."""
+        return self.observes_late and (self.grown.pruned is not None or scores.overlaps_host)
+
+    def prelaunch(self, probs: PathProbs) -> NextRound:
+        """Plan the next round while the pass runs, and launch it when the device can go on.
+
+        On the device's stream, in this order: the verification of this round's tree, the draft of
+        the next one, and the target's pass over that. The host then waits for the first only.
+        """
+        planned = plan_next(self.drafter, self.policy, self.controller, self._fits, self.left)
+        launch = prepare_launch(self.drafter, planned, self.tree)
+        if launch is None or not self.verifier.follows(probs):
+            return planned
+        if not probs.launch_follow(self.session.length, self.rng):
+            return planned
+        launch.launch_draft()
+        launch.launch_pass()
+        return replace(planned, launched=True, seconds=launch.seconds)
+
+    def verify(self, probs: PathProbs) -> Verdict:
+        """The verdict on this round's tree, limited to the request's remaining tokens."""
+        found = self.verifier.verify(self.tree, probs, self.session.length, self.rng)
+        return found.within(max(self.left, 1), self.tree)
+
+    def _time_verified(self) -> StageTimes:
+        """Seconds of the round; time in which the device was still drafting counts as drafting."""
+        self.clock.lap("verify")
+        self.judged = self.clock.last
+        self.clock.shift("verify", "draft", self.tree.drafting)
+        return self.clock.split()
+
+    def observe(self, outcome: Outcome, *, late: bool) -> None:
+        """Let the drafter observe the round; the other parts too, unless `late`."""
+        self.sampler.commit(outcome.tokens)
+        self.drafter.observe(outcome)
+        # the drafter's learning counts as drafting of the next round
+        self.clock.lap("draft")
+        self.root = outcome.verdict.bonus
+        self.pending_outcome = outcome
+        if not late:
+            self.learn()
+            self.clock.lap("other")
+
+    def learn(self) -> None:
+        """Let the other parts observe the last round, if they have not."""
+        outcome, self.pending_outcome = self.pending_outcome, None
+        if outcome is not None:
+            parts = self.policy, self.verifier, self.controller
+            for part, learning in zip(parts, self.learning, strict=True):
+                if learning:
+                    part.observe(outcome)
+
+    @property
+    def left(self) -> int:
+        """Tokens until the request's max_tokens."""
+        return self.sampler.sampling.max_tokens - self.sampler.emitted
+
+    def room(self, most: int, *, begun: bool = False) -> tuple[int, int]:
+        """Most nodes and depth of a tree; one that was launched (`begun`) may pass max_tokens."""
+        depth = self.info.context - self.session.length - 2
+        wanted = depth if begun else self.left - 1  # the bonus comes on top
+        return min(most, self.info.max_nodes - 1), min(depth, wanted)
+
+    def _fits(self, budget: Budget) -> bool:
+        """True when the next tree may be as large as this budget allows."""
+        return budget.within(*self.room(CAPACITY - 1, begun=True)) is budget
+
+    def close(self) -> None:
+        """Learn from the last round and free all memory, also when a part fails."""
+        with ExitStack() as stack:
+            for part in (self.controller, self.verifier, self.policy, self.drafter, self.session):
+                stack.callback(part.close)  # the last one first
+            self.learn()
+
+
+def grow(
+    root: int,
+    drafter: Drafter,
+    policy: Policy,
+    budget: Budget,
+    rng: Rng,
+    shape: TreeShape | None = None,
+) -> Tree:
+    """Draft a whole tree when drafter and policy can; else grow it level by level."""
+    if drafts_whole_trees(drafter):
+        shape = shape or (whole_tree_shape(drafter, policy, budget) if budget.nodes else None)
+        grown = None if shape is None else drafter.draft_tree(root, shape)
+        if grown is not None:
+            return grown
+    return grow_by_levels(root, drafter, policy, budget, rng)
+
+
+def grow_by_levels(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
+    """Let the drafter expand the policy's frontier, level by level, until it is empty."""
+    if not budget.nodes:
+        return Tree.of_root(root)
+    tree = Tree(root)
+    tree.keeps_probs = policy.reads_probs
+    while frontier := fit(policy.frontier(tree, budget), (CAPACITY - len(tree)) // drafter.fan):
+        drafter.expand(tree, frontier, rng)
+        for node, _ in frontier:
+            tree.close(node)
+    return tree
+
+
+def fit(frontier: Frontier, room: int) -> Frontier:
+    """The first nodes of a frontier that the tree has room for."""
+    ends = itertools.accumulate(width for _, width in frontier)
+    return [request for request, end in zip(frontier, ends, strict=True) if end <= room]

@@ -1,0 +1,1 @@
+"""KV cache blocks: allocation, sharing of prefixes, copy on write."""

@@ -1,0 +1,67 @@
+"""Recipes of models and heads that predict several tokens in one pass."""
+
+from sapwood.recipes.entry import OWN, SIMPLIFIED, NamedRecipe
+
+ENTRIES = (
+    NamedRecipe(
+        "mtp",
+        "multi-token prediction (DeepSeek-V3)",
+        "2412.19437",
+        "mtp + chain + match + fixed(nodes=1, depth=1, width=1)",
+        "mtp",
+    ),
+    NamedRecipe(
+        "mtp-tree",
+        "multi-token prediction, the module used again in a tree",
+        "2412.19437",
+        "mtp + beam(beam=4) + match + fixed(nodes=15, depth=4, width=4)",
+        "mtp",
+        fidelity=OWN,
+    ),
+    NamedRecipe(
+        "blockwise",
+        "Blockwise parallel decoding",
+        "1811.03115",
+        "medusa + chain + match + fixed(nodes=5, depth=5, width=1)",
+        "medusa",
+    ),
+    NamedRecipe(
+        "medusa2",
+        "Medusa-2",
+        "2401.10774",
+        "medusa2 + rank-paths(head='medusa2') + match + fixed(nodes=63, depth=4, width=10)",
+        "medusa2",
+        fidelity=SIMPLIFIED,
+        note="The heads weigh the same from the first step on, and the tuned model is written and "
+        "declared as another model.",
+    ),
+    NamedRecipe(
+        "cllm",
+        "Consistency large language models",
+        "2403.00835",
+        "jacobi(length=16) + chain + match + fixed(nodes=16, depth=16, width=1)",
+        fidelity=SIMPLIFIED,
+        note="Jacobi decoding of any model, made for one that a low-rank adapter has tuned to it "
+        "instead of a training of all weights; that is another model.",
+    ),
+    NamedRecipe(
+        "pass",
+        "PaSS",
+        "2311.13581",
+        "mask-rows + chain + match + fixed(nodes=5, depth=5, width=1)",
+        "mask-rows",
+        fidelity=SIMPLIFIED,
+        note="The pass with look-ahead rows has keys of its own instead of the target's, and reads "
+        "accepted tokens once more.",
+    ),
+    NamedRecipe(
+        "diffuspec",
+        "DiffuSpec, its search and its lengths",
+        "2510.02358",
+        "parallel + causal-path + match + adaptive-length(least=2, most=6, step=2)",
+        "parallel",
+        fidelity=SIMPLIFIED,
+        note="A head with mask rows fills the places instead of a diffusion model, six instead of "
+        "thirty of them, and the n-grams are those of the request's own text.",
+    ),
+)

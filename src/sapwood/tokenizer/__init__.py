@@ -1,0 +1,1 @@
+"""Tokenizer, chat templates in a sandbox, incremental detokenizing."""
