@@ -1,8 +1,8 @@
-"""Exact tables over a tiny vocabulary: the living definition of the waist.
+"""A backend of exact tables over a tiny vocabulary: the reference for the backend protocol.
 
-The law after a context is a fixed pseudo-random vector, a function of the whole context, so a
-wrong mask, position or commit shows as a wrong law. Readable first, fast never. Its memory holds no
-keys and values, but counts blocks as if it did.
+The probs after a context are a fixed pseudo-random vector, a function of the whole context, so a
+wrong mask, position or commit shows as wrong probs. Written to be read, not for speed. Its memory
+holds no keys and values, but counts blocks as if it did.
 """
 
 import functools
@@ -14,25 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from sapwood.arrays import FloatArray, IntArray
-from sapwood.blocks import Blocks
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.protocols import Capabilities, PrefillChunk, Session, TargetOutput, TreeInput
+from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import BackendInfo
 from sapwood.errors import SapwoodError
-from sapwood.protocols import Chunk, Scores, Session, Work
-from sapwood.records import BackendInfo
-from sapwood.tables import Table, reserve
-from sapwood.tree import ROOT, Tree
+from sapwood.kv_cache.block_allocator import BlockAllocator
+from sapwood.kv_cache.block_table import BlockTable, reserve
 
 
 @functools.cache
-def law_after(salt: str, vocab: int, context: tuple[int, ...]) -> FloatArray:
-    """The toy's law of the next token, [vocab]."""
+def probs_after(salt: str, vocab: int, context: tuple[int, ...]) -> FloatArray:
+    """Probs of the next token after a context, [vocab]."""
     digest = hashlib.sha256(f"{salt}{context}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little")).dirichlet([0.7] * vocab)
 
 
 @dataclass
-class ToyScores:
-    """Log-laws of the scored nodes."""
+class ToyOutput(TargetOutput):
+    """Log-probabilities of the scored nodes."""
 
     rows: FloatArray  # [n, vocab]
 
@@ -47,9 +47,9 @@ class ToyScores:
         return best, np.take_along_axis(self.rows, best, axis=1)
 
     def logits(self, row: int) -> FloatArray:
-        """Log-law after this row's node."""
-        law: FloatArray = self.rows[row]
-        return law
+        """Log-probabilities after this row's node."""
+        probs: FloatArray = self.rows[row]
+        return probs
 
     def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """A table has no hidden states."""
@@ -61,44 +61,49 @@ class ToySession:
     """A list of tokens, the blocks they would lie in, and the last tree scored on it."""
 
     tokens: list[int]
-    model: "Toy"
-    table: Table
+    model: "ToyBackend"
+    table: BlockTable
     tree: Tree | None = None
     closed: bool = False
-    unread: int = 0  # tokens at the beginning of which nothing is known but that they were committed
+    unread: int = 0  # first tokens without prefill output: they were committed from trees
 
     @property
     def length(self) -> int:
         """Committed tokens."""
         return len(self.tokens)
 
-    def reading(self, last: int) -> Scores | None:
-        """The law after each of the last tokens."""
+    def prefill_output(self, last: int) -> TargetOutput | None:
+        """Log-probabilities after each of the last tokens."""
         ends = range(max(self.length - last, self.unread), self.length)
         return self.model.scores([tuple(self.tokens[: end + 1]) for end in ends]) if ends else None
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Commit tokens, and give the blocks of the tree back."""
+        """Commit tokens, and free the blocks of the tree."""
         self.tokens += tokens
         self.table.commit(tokens)
-        self.table.cut(self.length)
+        self.table.truncate(self.length)
         self.tree = None
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the tokens on this path of the last scored tree."""
         tree = self.tree
-        if tree is None or path[0] != ROOT or any(tree.parents[b] != a for a, b in itertools.pairwise(path)):
+        if (
+            tree is None
+            or path[0] != ROOT
+            or any(tree.parents[b] != a for a, b in itertools.pairwise(path))
+        ):
             raise ValueError(f"{list(path)} is not a path from the root of the last scored tree")
         self.add(tree.tokens[list(path)].tolist())
         self.unread = self.length
 
     def rewind(self, length: int) -> None:
-        """Forget the tail."""
+        """Drop committed tokens after the first `length`."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot rewind to {length}: the session holds {self.length} tokens")
         del self.tokens[length:]
-        self.table.cut(length)
-        self.tree, self.unread = None, length
+        self.table.truncate(length)
+        self.tree = None
+        self.unread = length
 
     def fork(self) -> "ToySession":
         """An independent copy."""
@@ -106,49 +111,63 @@ class ToySession:
         return ToySession(list(self.tokens), self.model, table, unread=self.unread)
 
     def close(self) -> None:
-        """Give the blocks back."""
+        """Free the blocks."""
         self.closed = True
         self.table.close()
 
 
 @dataclass
-class Toy:
-    """A model whose laws are looked up; `salt` names the table."""
+class ToyBackend:
+    """A model whose probs are looked up; `salt` names the table."""
 
     salt: str = "target"
     vocab: int = 3
     context: int = 4096
     passes: int = field(default=0, compare=False)
-    memory: Blocks = field(default_factory=Blocks, compare=False, repr=False)
+    memory: BlockAllocator = field(default_factory=BlockAllocator, compare=False, repr=False)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """None: there is no model."""
+        return Capabilities()
 
     @property
     def info(self) -> BackendInfo:
         """A tiny vocabulary, exact arithmetic."""
-        return BackendInfo(name="toy", model=f"toy-{self.salt}", vocab=self.vocab, context=self.context)
+        return BackendInfo(
+            name="toy", model=f"toy-{self.salt}", vocab=self.vocab, context=self.context
+        )
 
     def open(self, tokens: Sequence[int]) -> ToySession:
         """A session with these tokens committed."""
         session = self.start(tokens)
-        self._read([Chunk(session, tokens[session.length :])])
+        self._read([PrefillChunk(session, tokens[session.length :])])
         return session
 
     def start(self, tokens: Sequence[int], tenant: str = "") -> ToySession:
-        """A session with those of these tokens committed that memory still knows."""
-        table = Table(self.memory, tenant)
+        """A session with the cached prefix of these tokens committed."""
+        table = BlockTable(self.memory, tenant)
         return ToySession(list(tokens[: table.find(tokens)]), self, table)
 
     def watch(self, layers: Sequence[int]) -> None:
         """A table has no layers."""
         raise SapwoodError("the toy backend has no hidden states")
 
-    def score(self, work: Sequence[Work], chunks: Sequence[Chunk] = ()) -> list[Scores]:
-        """The law after each node's own path, from `since` on; the chunks are committed."""
+    def score(
+        self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk] = ()
+    ) -> list[TargetOutput]:
+        """Log-probabilities after each node's path, from `since` on; the chunks are committed."""
         trees = [own(job.session) for job in work]
         texts = [own(chunk.session) for chunk in chunks]
         if len({id(session) for session in (*trees, *texts)}) < len(work) + len(chunks):
             raise ValueError("one pass scores one tree, or reads one chunk, per session")
-        if any(session.length + len(chunk.tokens) > self.context for session, chunk in zip(texts, chunks, strict=True)):
-            raise SapwoodError(f"a text of more than {self.context} tokens does not fit the toy's context")
+        if any(
+            session.length + len(chunk.tokens) > self.context
+            for session, chunk in zip(texts, chunks, strict=True)
+        ):
+            raise SapwoodError(
+                f"a text of more than {self.context} tokens does not fit the toy's context"
+            )
         tails = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
         both = zip((*trees, *texts), tails, strict=True)
         reserve([(session.table, session.length, session.length + tail) for session, tail in both])
@@ -156,24 +175,29 @@ class Toy:
         self._read(chunks)
         return [self._score(item) for item in work]
 
-    def _read(self, chunks: Sequence[Chunk]) -> None:
+    def _read(self, chunks: Sequence[PrefillChunk]) -> None:
         for chunk in chunks:
             session = own(chunk.session)
             reserve([(session.table, session.length, session.length + len(chunk.tokens))])
             session.add(chunk.tokens)
 
-    def _score(self, work: Work) -> ToyScores:
-        session, tree = own(work.session), work.tree
+    def _score(self, work: TreeInput) -> ToyOutput:
+        session = own(work.session)
+        tree = work.tree
         session.tree = tree
-        return self.scores([(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))])
+        return self.scores(
+            [(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))]
+        )
 
-    def scores(self, contexts: Sequence[tuple[int, ...]]) -> ToyScores:
-        """Look up the law after each context."""
-        return ToyScores(np.log([law_after(self.salt, self.vocab, context) for context in contexts]))
+    def scores(self, contexts: Sequence[tuple[int, ...]]) -> ToyOutput:
+        """Look up the probs after each context."""
+        return ToyOutput(
+            np.log([probs_after(self.salt, self.vocab, context) for context in contexts])
+        )
 
 
 def own(session: Session) -> ToySession:
-    """A session of the toy that is still open."""
+    """The session as a `ToySession`, which must be open."""
     assert isinstance(session, ToySession)
     if session.closed:
         raise ValueError("the session is closed")

@@ -1,1 +1,1 @@
-"""GGUF models through llama.cpp: small, quantised, quick on a CPU."""
+"""GGUF files through llama.cpp."""

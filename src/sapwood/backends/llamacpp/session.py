@@ -1,38 +1,41 @@
-"""The committed text of one request: a sequence of its own, and one more for each further branch of its trees."""
+"""The committed text of one request: one sequence, and one more for each further branch."""
 
 import weakref
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sapwood.arrays import FloatArray, IntArray
-from sapwood.backends.llamacpp.lanes import COMMITTED, branches, by_branch
-from sapwood.backends.llamacpp.memory import Memory, Rows
-from sapwood.backends.llamacpp.scores import HostScores
-from sapwood.protocols import Scores
-from sapwood.tree import Tree, check_path
+from sapwood.backends.llamacpp.kv_context import DecodeRows, KvContext
+from sapwood.backends.llamacpp.output import LlamaCppOutput
+from sapwood.backends.llamacpp.sequence_ids import COMMITTED, branches, by_branch
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.protocols import TargetOutput
+from sapwood.core.tree import Tree, check_path
 
-NOBODY = -1  # no sequence: the name of a session that is still to come
-KEPT = 64  # sequences that a session keeps for its next tree: sharing the text with new ones takes time
+UNNAMED = -1  # no sequence: the name of a session before it is made
+# sequences that a session keeps for its next tree: sharing the text with new ones takes time
+KEPT = 64
 
 
-class LlamaSession:
+class LlamaCppSession:
     """Cells of one request, with the nodes that were scored since the last commit."""
 
-    def __init__(self, memory: Memory, meant: int = 0) -> None:
-        self.memory, self.meant = memory, meant  # tokens of the text it was opened for
-        self.read: HostScores | None = None  # the end of the first text, until a path is committed
+    def __init__(self, memory: KvContext, meant: int = 0) -> None:
+        self.memory = memory
+        self.meant = meant  # tokens of the text it was opened for
+        # output of the last prompt tokens, until a path is committed
+        self.read: LlamaCppOutput | None = None
         self._length = 0
         self._trunk = memory.take()  # holds the committed text, and the first branch of a tree
         self._held: dict[int, int] = {}  # further sequences -> committed tokens that each holds
         self._owned = [self._trunk]
         memory.sessions[self._trunk] = 0
-        self._release = weakref.finalize(self, memory.leave, self._owned)
-        self._release.atexit = False  # the context goes then, with all that is in it
+        self._release = weakref.finalize(self, memory.release, self._owned)
+        self._release.atexit = False  # the context is freed then, with all its cells
         self._forget()
 
     def _forget(self) -> None:
-        """No tree is in flight."""
+        """Reset to no tree in flight."""
         self._tokens: IntArray = np.empty(0, np.int64)  # of the nodes scored in this round
         self._parents: IntArray = np.empty(0, np.int64)
         self._depths: IntArray = np.empty(0, np.int64)
@@ -48,7 +51,7 @@ class LlamaSession:
 
     @property
     def name(self) -> int:
-        """The session's first sequence, by which memory knows it."""
+        """The session's first sequence, its key in `KvContext.sessions`."""
         return self._trunk
 
     def check_open(self) -> None:
@@ -56,8 +59,8 @@ class LlamaSession:
         if not self._release.alive:
             raise ValueError("this session is closed; open a new one")
 
-    def reading(self, last: int) -> Scores | None:
-        """Scores of the last tokens that were read, as far as they were kept; None after a commit."""
+    def prefill_output(self, last: int) -> TargetOutput | None:
+        """Output of the last prompt tokens, as far as it was kept; None after a commit."""
         return self.read.tail(last) if self.read is not None and last > 0 else None
 
     # ---------------------------------------------------------------------------------- a tree
@@ -68,12 +71,16 @@ class LlamaSession:
         if not 0 <= since < nodes:
             raise ValueError(f"since={since} leaves nothing to score in a tree of {nodes} nodes")
         if since > len(self._tokens):
-            raise ValueError(f"since={since}, but only {len(self._tokens)} nodes were scored in this round")
+            raise ValueError(
+                f"since={since}, but only {len(self._tokens)} nodes were scored in this round"
+            )
         same = np.array_equal(self._tokens[:since], tree.tokens[:since])
         if not same or not np.array_equal(self._parents[:since], tree.parents[:since]):
-            raise ValueError(f"the first {since} nodes are not those scored earlier in this round; use since=0")
+            raise ValueError(
+                f"the first {since} nodes are not those scored earlier in this round; use since=0"
+            )
 
-    def begin(self, tree: Tree, since: int) -> Rows:
+    def begin(self, tree: Tree, since: int) -> DecodeRows:
         """The rows of a tree's nodes from `since` on, branch by branch, after `check`."""
         if since < len(self._tokens):
             self._retreat(since)
@@ -84,12 +91,14 @@ class LlamaSession:
             self._tips[branch.leaf] = lane
         members = [[lanes[place] for place in places] for places in through]
         self._carrier += [first for first, *_ in members]
-        self._tokens, self._parents, self._depths = tree.tokens.copy(), tree.parents.copy(), tree.depths.copy()
+        self._tokens = tree.tokens.copy()
+        self._parents = tree.parents.copy()
+        self._depths = tree.depths.copy()
         order = by_branch(parents, since)
         self._order += order
         self.memory.sessions[self._trunk] = self._length + len(tree)
         positions = self._length + self._depths[order]
-        return Rows(self._tokens[order], positions, [members[node - since] for node in order])
+        return DecodeRows(self._tokens[order], positions, [members[node - since] for node in order])
 
     def ranks(self, since: int) -> list[int]:
         """Row of each node from `since` on in the pass that `begin` prepared last."""
@@ -105,7 +114,9 @@ class LlamaSession:
             return self._tips.pop(stem)
         lane = self._spare()
         if stem != COMMITTED:
-            self.memory.share(self._carrier[stem], lane, self._length, self._length + int(self._depths[stem]) + 1)
+            self.memory.share(
+                self._carrier[stem], lane, self._length, self._length + int(self._depths[stem]) + 1
+            )
         return lane
 
     def _spare(self) -> int:
@@ -125,17 +136,19 @@ class LlamaSession:
         if not since:
             self.drop()
             return
-        self._bury(max(self._order.index(node) for node in range(since)), range(since))
+        self._retire(max(self._order.index(node) for node in range(since)), range(since))
         self._order = [node for node in self._order if node < since]
-        tips, self._tips, self._carrier = self._tips, {}, [self._trunk] * since
+        tips = self._tips
+        self._tips = {}
+        self._carrier = [self._trunk] * since
         for node, lane in tips.items():
             while node >= since:
                 node = int(self._parents[node])
             if node in self._tips:
-                self.memory.cut(lane, self._length)
+                self.memory.truncate(lane, self._length)
                 self._idle.append(lane)
                 continue
-            self.memory.cut(lane, self._length + int(self._depths[node]) + 1)
+            self.memory.truncate(lane, self._length + int(self._depths[node]) + 1)
             self._tips[node] = lane
             while node >= 0:
                 self._carrier[node], node = lane, int(self._parents[node])
@@ -146,27 +159,27 @@ class LlamaSession:
     def drop(self) -> None:
         """Drop the tree in flight."""
         for lane in self._owned:
-            self.memory.cut(lane, self._length)
+            self.memory.truncate(lane, self._length)
         self._forget()
 
-    # ------------------------------------------------------------------------------- the text
-    def extend(self, tokens: IntArray) -> Rows:
+    # ----------------------------------------------------------------------------------- text
+    def extend(self, tokens: IntArray) -> DecodeRows:
         """The rows of a piece of prompt; `learn` commits them."""
         if len(self._tokens):
             self.drop()
         self.memory.sessions[self._trunk] = self._length + len(tokens)
         positions = self._length + np.arange(len(tokens))
-        return Rows(tokens, positions, [[self._trunk]] * len(tokens))
+        return DecodeRows(tokens, positions, [[self._trunk]] * len(tokens))
 
     def learn(self, logits: FloatArray, count: int) -> None:
         """Commit a piece of prompt that was run, and keep the logits of its last rows."""
         known = self.read if len(logits) == count else None  # rows in between were not kept
         self.advance(count)
         if len(logits):
-            self.read = HostScores(logits) if known is None else known.then(logits)
+            self.read = LlamaCppOutput(logits) if known is None else known.then(logits)
 
     def advance(self, count: int) -> None:
-        """Count so many more tokens as committed."""
+        """Count this many more tokens as committed."""
         self._length += count
         self.memory.sessions[self._trunk] = self._length
         self.read = None
@@ -176,24 +189,26 @@ class LlamaSession:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         self.check_open()
         check_path(path, self._parents)
-        start, end, keeper = self._length, self._length + len(path), self._carrier[path[-1]]
-        self._bury(self._order.index(path[-1]), path)
+        start = self._length
+        end = self._length + len(path)
+        keeper = self._carrier[path[-1]]
+        self._retire(self._order.index(path[-1]), path)
         if keeper != self._trunk:
-            self.memory.cut(self._trunk, start)
+            self.memory.truncate(self._trunk, start)
             self.memory.share(keeper, self._trunk, start, end)
             self._held[keeper] = end
         for lane in self._tips.values():
-            self.memory.cut(lane, end if lane in (keeper, self._trunk) else start)
+            self.memory.truncate(lane, end if lane in (keeper, self._trunk) else start)
         self.advance(len(path))
         while len(self._held) > KEPT:
-            self._hand_back(self._held.popitem()[0])
+            self._free_sequence(self._held.popitem()[0])
 
-    def _bury(self, last: int, kept: Iterable[int]) -> None:
-        """Let no later token into the cells before `last`, which would lie before earlier ones."""
+    def _retire(self, last: int, kept: Iterable[int]) -> None:
+        """Retire the cells before `last`: a later token there would precede earlier ones."""
         for node in set(self._order[:last]).difference(kept):
-            self.memory.bury(self._carrier[node], self._length + int(self._depths[node]))
+            self.memory.retire(self._carrier[node], self._length + int(self._depths[node]))
 
-    def _hand_back(self, lane: int) -> None:
+    def _free_sequence(self, lane: int) -> None:
         self._owned.remove(lane)
         self._idle.remove(lane)
         self.memory.give(lane)
@@ -207,11 +222,11 @@ class LlamaSession:
         self._held = {lane: min(held, length) for lane, held in self._held.items()}
         self.drop()
 
-    def fork(self) -> "LlamaSession":
+    def fork(self) -> "LlamaCppSession":
         """An independent session with the same committed text, in the same cells."""
         self.check_open()
-        self.memory.check({NOBODY: self._length})
-        other = LlamaSession(self.memory, self.meant)
+        self.memory.check({UNNAMED: self._length})
+        other = LlamaCppSession(self.memory, self.meant)
         self.memory.share(self._trunk, other._trunk, 0, self._length)
         other._length = self.memory.sessions[other._trunk] = self._length
         other.read = self.read

@@ -1,4 +1,4 @@
-"""A GGUF file opened by llama.cpp: weights mapped from the disk, and what its header says."""
+"""A GGUF file opened by llama.cpp: weights mapped from the disk, and header values."""
 
 import ctypes
 import weakref
@@ -13,7 +13,7 @@ TEXT = 1 << 16  # bytes of the longest value of a header that is read
 FORMATS = ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_")  # prefixes of the names of weight formats
 
 
-class Weights:
+class GgufModel:
     """The model of one file."""
 
     def __init__(self, path: Path, *, gpu: bool = False) -> None:
@@ -23,7 +23,10 @@ class Weights:
         params.n_gpu_layers = ALL_LAYERS if gpu else 0
         self.model = self.llama.llama_model_load_from_file(str(path).encode(), params)
         if not self.model:
-            raise SapwoodError(f"llama.cpp cannot read {path}; use a whole GGUF file of a kind of model that it knows")
+            raise SapwoodError(
+                f"llama.cpp cannot read {path}; "
+                "use a complete GGUF file of a model type that it supports"
+            )
         weakref.finalize(self, self.llama.llama_model_free, self.model)
         self.vocabulary = self.llama.llama_model_get_vocab(self.model)
         self.vocab: int = self.llama.llama_vocab_n_tokens(self.vocabulary)
@@ -35,12 +38,15 @@ class Weights:
         refused = {
             "keeps a state that cannot be rewound": llama.llama_model_is_recurrent(model)
             or llama.llama_model_is_hybrid(model),
-            "has an encoder": llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model),
+            "has an encoder": llama.llama_model_has_encoder(model)
+            or not llama.llama_model_has_decoder(model),
             "writes by diffusion": llama.llama_model_is_diffusion(model),
         }
         for reason, true in refused.items():
             if true:
-                raise SapwoodError(f"model {name!r} {reason}, so it cannot score a token tree; use another model")
+                raise SapwoodError(
+                    f"model {name!r} {reason}, so it cannot score a token tree; use another model"
+                )
 
     @property
     def format(self) -> str:
@@ -55,7 +61,7 @@ class Weights:
         return known.get(int(kind), "gguf") if kind.isdigit() else "gguf"
 
     def value(self, key: str) -> str:
-        """A value of the file's header as text; empty where it is not there."""
+        """A value of the file's header as text; empty if it is missing."""
         buffer = ctypes.create_string_buffer(TEXT)
         size = self.llama.llama_model_meta_val_str(self.model, key.encode(), buffer, TEXT)
         return buffer.value.decode("utf-8", "replace") if size >= 0 else ""

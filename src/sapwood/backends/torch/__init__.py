@@ -1,1 +1,1 @@
-"""Any Hugging Face causal language model through PyTorch."""
+"""Hugging Face models in PyTorch: sessions, KV cache, and three networks that run passes."""

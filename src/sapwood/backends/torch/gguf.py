@@ -1,6 +1,9 @@
-"""GGUF files, converted once to a folder of float32 weights that loads in seconds."""
+"""Folders made of GGUF files, once: configuration and tokenizer, and float32 weights if needed."""
 
+import contextlib
 import hashlib
+import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -8,26 +11,45 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sapwood.backends.torch.quiet import quiet
+from sapwood.backends.torch.silence import quiet
+from sapwood.common.cache_dir import cache_folder
+from sapwood.common.gguf_header import read_header
 from sapwood.errors import SapwoodError
-from sapwood.gguf_header import read_header
-from sapwood.paths import cache_folder
 
 Progress = Callable[[str], None]
-SAMPLES, SAMPLE = 16, 1 << 16  # blocks of the file, and bytes of each, that make its fingerprint
-FORMAT = "1"  # of what a converted folder holds; a new one is a new folder
+Complete = Callable[[Path], bool]  # True if a folder has all that is wanted
+Write = Callable[[Path, Path, Progress], None]  # file, folder
+# blocks of the file, and bytes of each, that make its fingerprint
+SAMPLES = 16
+SAMPLE = 1 << 16
+CONFIG = "config.json"
+ADDS_BOS = "tokenizer.ggml.add_bos_token"
+FORMAT = "1"  # of a converted folder; a new number makes a new folder
 
 
 def converted(path: Path, progress: Progress) -> Path:
-    """The folder with this file's weights and tokenizer, made now if it is not there yet."""
-    folder = cache_folder() / "models" / f"{path.stem}-{fingerprint(path)}"
-    if not whole(folder):
+    """The folder with this file's weights and tokenizer, converted now if needed."""
+    return prepared(path, progress, whole, write)
+
+
+def described(path: Path, progress: Progress) -> Path:
+    """The folder with this file's configuration and tokenizer; its weights may be missing."""
+    return prepared(path, progress, has_description, write_description)
+
+
+def prepared(path: Path, progress: Progress, complete: Complete, make: Write) -> Path:
+    """The folder of a file, written now if it is not complete."""
+    folder = place_of(path, complete)
+    if complete(folder):
+        with contextlib.suppress(OSError):
+            os.utime(folder / CONFIG)  # `sapwood cache` tells the last use
+    else:
         check(path)
-        progress(f"converting {path.name}, once")
+        progress(f"{'converting' if complete is whole else 'reading'} {path.name}, once")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with quiet():
-                convert(path, folder, progress)
+                convert(path, folder, progress, complete, make)
         except OSError as error:
             raise SapwoodError(
                 f"cannot keep the converted model in {folder.parent} ({error}); set SAPWOOD_CACHE"
@@ -36,9 +58,23 @@ def converted(path: Path, progress: Progress) -> Path:
 
 
 def whole(folder: Path) -> bool:
-    """True when a converted folder holds all it should."""
-    named = all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
-    return named and any(folder.glob("*.safetensors"))
+    """True if a converted folder is complete."""
+    return has_description(folder) and any(folder.glob("*.safetensors"))
+
+
+def has_description(folder: Path) -> bool:
+    """True if a folder has a configuration and a tokenizer."""
+    return all((folder / name).is_file() for name in (CONFIG, "tokenizer.json"))
+
+
+def place_of(path: Path, complete: Complete = whole) -> Path:
+    """The folder of a file; one that was made for the same content of another name is used."""
+    store = cache_folder() / "models"
+    mark = fingerprint(path)
+    folder = store / f"{path.stem}-{mark}"
+    if complete(folder):
+        return folder
+    return next((other for other in sorted(store.glob(f"*-{mark}")) if complete(other)), folder)
 
 
 def fingerprint(path: Path) -> str:
@@ -53,29 +89,16 @@ def fingerprint(path: Path) -> str:
 
 
 def check(path: Path) -> None:
-    """Refuse a file that is no GGUF, or lies about itself; the library's reader is handed what is sound."""
+    """Refuse a file that is not a valid GGUF, before the library's reader gets it."""
     from gguf import GGUFReader
 
     read_header(path)
     try:
         GGUFReader(path)
     except Exception as error:
-        raise SapwoodError(f"{path} is a damaged or truncated GGUF file; download it again") from error
-
-
-def convert(path: Path, folder: Path, progress: Progress) -> None:
-    """Write the converted model next to its place, then rename it, so that it is there whole or not at all."""
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        write(path, work, progress)
-        if not whole(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # what somebody left of an earlier one
-        work.rename(folder)
-    except OSError:
-        if not whole(folder):  # else another process was first, and its folder is as good
-            raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise SapwoodError(
+            f"{path} is a damaged or truncated GGUF file; download it again"
+        ) from error
 
 
 def write(path: Path, folder: Path, progress: Progress) -> None:
@@ -83,25 +106,76 @@ def write(path: Path, folder: Path, progress: Progress) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source, name = str(path.parent), path.name
-    with counted(progress):
-        try:
-            model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
-            tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=name)
-        except Exception as error:  # whatever a strange file may lead to
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise SapwoodError(f"{path} cannot be converted: {reason}; use a folder of safetensors") from error
-    model.hf_quantizer = None  # the weights are plain numbers now; save_pretrained refuses quantised ones
+    place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with counted(progress), refused(path):
+        model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+    model.hf_quantizer = None  # weights are float32 now; save_pretrained refuses quantised ones
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     progress("saving converted weights")
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, path, folder)
     model.save_pretrained(folder)
+
+
+def convert(
+    path: Path,
+    folder: Path,
+    progress: Progress,
+    complete: Complete = whole,
+    make: Write = write,
+) -> None:
+    """Convert into a temporary folder, then rename it: the folder is complete or missing."""
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(path, work, progress)
+        if not complete(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # an incomplete earlier one
+        work.rename(folder)
+    except OSError:
+        if not complete(folder):  # otherwise another process has converted it
+            raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def write_description(path: Path, folder: Path, progress: Progress) -> None:
+    """Write configuration and tokenizer into a folder."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with refused(path):
+        config: Any = AutoConfig.from_pretrained(**place)
+        progress("reading its tokenizer")
+        tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+    save_tokenizer(tokenizer, path, folder)
+    config.save_pretrained(folder)
+
+
+def save_tokenizer(tokenizer: Any, path: Path, folder: Path) -> None:
+    """Save the tokenizer of a file, which may want a beginning-of-text token before texts."""
+    tokenizer.save_pretrained(folder)
+    if read_header(path).numbers.get(ADDS_BOS):  # transformers leaves it out
+        place = folder / "tokenizer_config.json"
+        record = json.loads(place.read_text(encoding="utf-8"))
+        place.write_text(json.dumps({**record, "add_bos_token": True}), encoding="utf-8")
+
+
+@contextmanager
+def refused(path: Path) -> Iterator[None]:
+    """Refuse a file that transformers cannot read; a malformed one may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SapwoodError(
+            f"{path} cannot be converted: {reason}; use a folder of safetensors"
+        ) from error
 
 
 @contextmanager
 def counted(progress: Progress) -> Iterator[None]:
-    """Report the conversion of tensors, which transformers shows as a bar that cannot be turned off."""
+    """Report the conversion of tensors in place of transformers' progress bar."""
     from transformers import modeling_gguf_pytorch_utils
 
     module: Any = modeling_gguf_pytorch_utils

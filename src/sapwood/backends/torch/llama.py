@@ -1,7 +1,7 @@
-"""What a Llama-like model consists of, read off a transformers model: sizes and fused weights.
+"""Description of a Llama-like model: sizes and fused weights.
 
-The fast paths of this backend, packed on a CPU and fused on a GPU, run this description instead of
-the model's own code. What they cannot run exactly as written is not described.
+The int8 and CUDA networks run this description instead of transformers code. A model that they
+cannot run exactly has no description.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.mask import WHOLE
-from sapwood.backends.torch.support import SLIDING
+from sapwood.backends.torch.hf.support import SLIDING
+from sapwood.backends.torch.network import WHOLE
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
+# RoPE types whose angles do not depend on the length of the text
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 GATES = ("silu", "swish")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerExtras:
+    """Parts of a layer that Llama's lacks; the int8 network's extended pass runs them."""
+
+    pre_norms: bool = True  # False: attention and MLP read the residual stream as it is
+    post_norms: tuple[Tensor, Tensor] | None = None  # of the outputs of attention and MLP, [width]
+    row_norms: tuple[Tensor, Tensor] | None = None  # over all queries and all keys of a row
+    out_bias: Tensor | None = None  # [width]
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None  # [width]
+    router: Tensor | None = None  # [experts, width]; gate_up and down then have an axis of experts
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryAngles:
+    """Rotary angles of some layers."""
+
+    rates: Tensor  # [head width / 2] float32, radians per position; 0 for what is not rotated
+    amplitude: float  # of cosine and sine where it is
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
     """One decoder layer; projections are [outputs, inputs]."""
 
     norm: Tensor  # [width], before attention
@@ -33,11 +55,13 @@ class Layer:
     gate_up: Tensor  # gate rows, then up rows
     down: Tensor
     window: int  # positions a row sees; WHOLE for all
+    rotary: int = 0  # 0: the model's angles; i: the i-th of its other ones
+    extras: LayerExtras | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Llama:
-    """A whole model."""
+class LlamaModel:
+    """Sizes, layers and matrices of a model."""
 
     width: int
     heads: int
@@ -50,25 +74,39 @@ class Llama:
     rates: Tensor  # [head width / 2] float32, radians per position
     amplitude: float  # of the rotation's cosine and sine
     embedding: Tensor  # [vocab, width]
-    layers: tuple[Layer, ...]
+    layers: tuple[LlamaLayer, ...]
     norm: Tensor  # [width], before the output head
     head: Tensor  # [vocab, width]
+    other_angles: tuple[RotaryAngles, ...] = ()  # of layers with angles of their own
+    activation: str = "silu"  # of the gate
+    embedding_scale: float = 1.0
+    attention_cap: float = 0.0  # soft cap of a query times a key; 0 for none
+    logit_cap: float = 0.0
+    experts: int = 0  # of each MLP; 0: there is one
+    chosen: int = 0  # experts of a row
+    normalised: bool = True  # the shares of a row's experts add up to 1
+    extended: bool = False  # True if some layer has extras, or the model more than a Llama
+
+    @property
+    def angles(self) -> tuple[RotaryAngles, ...]:
+        """All rotary angles, in the order of `LlamaLayer.rotary`."""
+        return (RotaryAngles(self.rates, self.amplitude), *self.other_angles)
 
 
-def describe(model: Any) -> Llama | None:
-    """The description of a transformers model; None where it is not Llama-like to the letter."""
+def describe(model: Any) -> LlamaModel | None:
+    """The description of a transformers model; None if it is not Llama-like."""
     found = frame(model)
     return None if found is None else replace(found, layers=tuple(layers_of(model)))
 
 
-def frame(model: Any) -> Llama | None:
-    """The description without its layers, which are copies of the model's: for those who take one after the other."""
+def frame(model: Any) -> LlamaModel | None:
+    """The description without its layers, which `layers_of` copies one at a time."""
     config = model.config.get_text_config()
     if not plain(config) or any(module.bias is not None for module in unbiased(model)):
         return None
     body = model.model
     first = body.layers[0].self_attn
-    return Llama(
+    return LlamaModel(
         width=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -86,7 +124,7 @@ def frame(model: Any) -> Llama | None:
     )
 
 
-def layers_of(model: Any) -> Iterator[Layer]:
+def layers_of(model: Any) -> Iterator[LlamaLayer]:
     """The layers, projections of one input fused, made one at a time."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
@@ -95,7 +133,7 @@ def layers_of(model: Any) -> Iterator[Layer]:
 
 
 def plain(config: Any) -> bool:
-    """True when nothing in the configuration asks for more than the layers below do."""
+    """True if the layers below cover everything in the configuration."""
     rope = getattr(config, "rope_parameters", None) or {}
     return (
         config.model_type in KINDS
@@ -106,28 +144,36 @@ def plain(config: Any) -> bool:
 
 
 def unbiased(model: Any) -> list[Any]:
-    """The projections that must not carry a bias."""
+    """The projections that must not have a bias."""
     found = [model.lm_head]
     for layer in model.model.layers:
-        found += [layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
+        found += [
+            layer.self_attn.o_proj,
+            layer.mlp.gate_proj,
+            layer.mlp.up_proj,
+            layer.mlp.down_proj,
+        ]
     return found
 
 
 def window_of(config: Any, kind: str | None) -> int:
-    """Positions that a layer of this kind sees; a model without kinds slides in every layer if in any."""
+    """Window of a layer of this type; without types, all layers have the model's window."""
     window = getattr(config, "sliding_window", None) or WHOLE
     return window if kind in (None, SLIDING) else WHOLE
 
 
-def layer_of(layer: Any, window: int) -> Layer:
+def layer_of(layer: Any, window: int) -> LlamaLayer:
     """One layer, projections of one input fused."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-    return Layer(
+    query_norm = getattr(attention, "q_norm", None)
+    key_norm = getattr(attention, "k_norm", None)
+    return LlamaLayer(
         norm=layer.input_layernorm.weight.detach(),
         qkv=torch.cat([part.weight.detach() for part in qkv]),
-        qkv_bias=torch.cat([part.bias.detach() for part in qkv]) if qkv[0].bias is not None else None,
+        qkv_bias=torch.cat([part.bias.detach() for part in qkv])
+        if qkv[0].bias is not None
+        else None,
         query_norm=None if query_norm is None else query_norm.weight.detach(),
         key_norm=None if key_norm is None else key_norm.weight.detach(),
         out=attention.o_proj.weight.detach(),

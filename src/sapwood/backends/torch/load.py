@@ -1,113 +1,264 @@
 """From a model's name to a backend: built-in, Hub id, local folder or GGUF file."""
 
 import importlib.util
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sapwood.backends.torch.find import AUTO, PICKLES, check, find_folder
-from sapwood.backends.torch.gguf import Progress
+from sapwood.backends.torch.architectures import missing_part
+from sapwood.backends.torch.backend import TorchBackend
+from sapwood.backends.torch.config import read_config
+from sapwood.backends.torch.gguf import Progress, converted, described
+from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
+from sapwood.backends.torch.hf.support import check_tree, context_of, fused, model_class
 from sapwood.backends.torch.llama import describe
-from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.mtp_module import has_mtp
 from sapwood.backends.torch.network import Network
-from sapwood.backends.torch.quiet import quiet
-from sapwood.backends.torch.support import check_tree, fused, model_class
+from sapwood.backends.torch.recurrent import RecurrentBackend
+from sapwood.backends.torch.resolve_model import (
+    AUTO,
+    PACKED,
+    PICKLES,
+    check,
+    find_folder,
+    find_gguf,
+)
+from sapwood.backends.torch.silence import quiet
+from sapwood.backends.torch.weight_samples import fingerprint_of_folder
+from sapwood.common.cache_dir import cache_folder
+from sapwood.common.gguf_header import read_header
 from sapwood.errors import SapwoodError
-from sapwood.paths import cache_folder
 
 
 def silent(message: str) -> None:
-    """Progress that nobody wants to see."""
+    """Discard progress messages."""
 
 
 def load(
     model: str,
     *,
     device: str | None = None,  # None or "auto": cuda where there is one, else cpu
-    dtype: str | None = None,  # None or "auto": float16 on cuda; elsewhere int8 where the model can, or float32
+    # None or "auto": float16 on cuda, else int8 if possible, or float32; int4 reads GGUF files as
+    # they are and quantises others
+    dtype: str | None = None,
     threads: int | None = None,  # CPU threads; None leaves torch's choice
     progress: Progress = silent,
-    stock: bool = False,  # by the model's own code, for those who train with its weights
+    stock: bool = False,  # run transformers code, to train with the weights
+    lora: str | None = None,  # folder of an adapter to merge into the weights
 ) -> tuple[TorchBackend, Path]:
-    """A backend for this model, and the folder that holds its tokenizer."""
+    """A backend for a model that scores trees, and the folder that holds its tokenizer."""
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads, "lora": lora}
+    found, folder = load_any(model, **options, progress=progress, stock=stock)
+    if isinstance(found, RecurrentBackend):
+        raise SapwoodError(f"model {model!r} keeps a running state: it decodes, and no more")
+    return found, folder
+
+
+def load_any(
+    model: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    threads: int | None = None,
+    progress: Progress = silent,
+    stock: bool = False,
+    lora: str | None = None,
+) -> tuple[TorchBackend | RecurrentBackend, Path]:
+    """`load`, also for a model with a running state, which decodes plainly."""
     check(model, dtype, threads)
-    if stock and dtype == "int8":
-        raise SapwoodError("dtype 'int8' has no weights to train with; use float32, or leave it out")
+    if stock and dtype in PACKED:
+        raise SapwoodError(
+            f"dtype {dtype!r} has no weights to train with; use float32, or leave it out"
+        )
     place = find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     kind = find_dtype(dtype, place)
-    folder = find_folder(model, progress)
+    as_it_is = None if stock or lora else from_gguf(model, place, dtype, progress)
+    if as_it_is is not None:
+        return as_it_is
+    own = find_folder(model, progress)
+    folder = own
+    if lora:
+        folder, model = with_adapter(own, model, lora, progress)
     progress(f"loading {model}")
     found = None if stock else directly(folder, model, place, dtype, progress)
-    if found is not None:
-        return found, folder
-    with quiet():
-        read = read_model(folder, model, place, kind)
-        backend = TorchBackend(read, model) if stock else build(read, model, dtype, progress)
-        check_tree(backend)
-    return backend, folder
+    if found is None:
+        with quiet():
+            read = read_model(folder, model, place, kind)
+            if read._is_stateful:
+                return plainly(read, model, folder, dtype), own
+            found = TorchBackend(read, model) if stock else build(read, model, dtype, progress)
+            if found.network.precision in PACKED:
+                prepare_kernels(found, progress)
+            else:
+                check_tree(found)
+    why = "" if stock or dtype not in AUTO else why_slow(found)
+    # a small adapter lies within the rounding that fingerprints allow for: its base's heads would
+    # be taken for its own
+    weights = None if lora else fingerprint_of_folder(folder)
+    found.info = replace(found.info, weights=weights, why=why, note=shortened(found))
+    if has_mtp(folder, found.layers):
+        found.checkpoint = folder
+        found.info = replace(found.info, provides=found.info.provides | {"mtp"})
+    return found, own
+
+
+def with_adapter(folder: Path, model: str, lora: str, progress: Progress) -> tuple[Path, str]:
+    """The folder of a model merged with an adapter, and its name."""
+    from sapwood.backends.torch.lora import adapted_name, merged_folder
+
+    adapter = Path(lora).expanduser()
+    return merged_folder(folder, adapter, progress), adapted_name(model, adapter)
+
+
+def plainly(model: Any, name: str, folder: Path, dtype: str | None) -> RecurrentBackend:
+    """A backend for a model with a running state, which decodes plainly."""
+    if dtype in PACKED:
+        raise SapwoodError(f"model {name!r} cannot be run in {dtype} here; use float32")
+    found = RecurrentBackend(model, name)
+    found.info = replace(found.info, weights=fingerprint_of_folder(folder))
+    return found
+
+
+def why_slow(backend: TorchBackend) -> str:
+    """The reason why a model runs in float32 on a CPU; empty if it does not."""
+    if backend.device.type != "cpu" or backend.network.precision in PACKED:
+        return ""
+    if not has_numba():
+        return "numba is not installed"
+    from sapwood.backends.torch.cpu_int8.linear import available
+
+    if not available():
+        return "this processor has no int8 kernels"
+    return missing_part(backend.model.config.get_text_config())
+
+
+def shortened(backend: TorchBackend) -> str:
+    """A note for a model whose context is longer here than its network allows; else empty."""
+    limit = backend.info.context
+    whole = context_of(backend.model.config.get_text_config())
+    return f"contexts up to {limit} of its {whole} tokens" if limit < whole else ""
+
+
+def from_gguf(
+    model: str, device: torch.device, dtype: str | None, progress: Progress
+) -> tuple[TorchBackend, Path] | None:
+    """A backend for a GGUF file read as it is; None if it is none, or has to be converted."""
+    path = find_gguf(model)
+    if path is None or device.type != "cpu" or dtype != "int4" or not has_numba():
+        return None
+    from sapwood.backends.torch.gguf_load import (
+        missing_reason,
+        open_gguf,
+        other_kinds,
+        rounded_kinds,
+    )
+
+    header = read_header(path)
+    reason = other_kinds(header)
+    if not reason:
+        folder = described(path, progress)
+        config = read_config(folder)
+        reason = missing_reason(config, header)
+    if reason or config is None:
+        progress(f"{path.name} is converted to float32, as {reason}")
+        return None
+    progress(f"loading {model}")
+    found = open_gguf(path, header, config, model, partial(read_converted, path, model))
+    prepare_kernels(found, progress)
+    note = ", ".join(filter(None, (rounded_kinds(header), shortened(found))))
+    found.info = replace(found.info, weights=fingerprint_of_gguf(path, header), note=note)
+    return found, folder
+
+
+def read_converted(path: Path, name: str) -> Any:
+    """The transformers model of a GGUF file, in float32."""
+    folder = converted(path, silent)
+    return read_quietly(folder, name, torch.device("cpu"), torch.float32)
 
 
 def directly(
     folder: Path, name: str, device: torch.device, dtype: str | None, progress: Progress
 ) -> TorchBackend | None:
-    """A backend of packed weights without transformers, which takes seconds to start; None where it takes that."""
-    if device.type != "cpu" or dtype not in (*AUTO, "int8") or not has_numba():
+    """An int8 or int4 backend without importing transformers; None if the model needs it."""
+    if device.type != "cpu" or dtype not in (*AUTO, *PACKED) or not has_numba():
         return None
-    from sapwood.backends.torch.direct import open_packed
-    from sapwood.backends.torch.packed import forward, stream
+    from sapwood.backends.torch.fast_load import open_packed
 
-    found = open_packed(folder, name, partial(read_quietly, folder, name, device, torch.float32))
+    load_whole = partial(read_quietly, folder, name, device, torch.float32)
+    found = open_packed(folder, name, load_whole, bits_of(dtype))
     if found is not None:
-        if stream.available() and not forward.known():
-            progress("compiling for this processor, once, for half a minute")
-        check_tree(found)  # which also wakes what was compiled, so that no prompt's time is booked for it
+        prepare_kernels(found, progress)
     return found
 
 
+def bits_of(dtype: str | None) -> int:
+    """Bits of the weights of packed layers."""
+    return 4 if dtype == "int4" else 8
+
+
+def prepare_kernels(backend: TorchBackend, progress: Progress) -> None:
+    """Compile or load the kernels of a pass, so that the first prompt is not delayed."""
+    from sapwood.backends.torch.cpu_int8 import int8_gemm
+    from sapwood.backends.torch.cpu_int8.network import Int8Network
+
+    network = backend.network
+    if int8_gemm.available() and isinstance(network, Int8Network) and not network.compiled():
+        progress("compiling for this processor, once, for half a minute")
+    check_tree(backend)
+
+
 def build(model: Any, name: str, dtype: str | None, progress: Progress) -> TorchBackend:
-    """A backend for this model, by the fastest network that runs it in the number format asked for."""
+    """A backend for this model, with the fastest network for the dtype."""
     if model.device.type == "cuda":
         return on_cuda(model, name, progress)
-    if model.device.type != "cpu" or dtype not in (*AUTO, "int8"):
+    if model.device.type != "cpu" or dtype not in (*AUTO, *PACKED):
         return TorchBackend(model, name)
-    network = packed(model, progress)
-    if network is None and dtype == "int8":
-        raise SapwoodError(f"model {name!r} cannot be run in int8 here; use float32, or a Llama-like model with numba")
+    network = packed(model, progress, bits_of(dtype))
+    if network is None and dtype in PACKED:
+        raise SapwoodError(
+            f"model {name!r} cannot be run in {dtype} here; "
+            "use float32, or an architecture with int8 layers and numba"
+        )
     return TorchBackend(model, name, network)
 
 
 def on_cuda(model: Any, name: str, progress: Progress) -> TorchBackend:
-    """A backend of fused kernels where the model is Llama-like in half precision and they can be compiled."""
+    """A Triton backend for a Llama-like model in half precision, else one by transformers."""
     half = model.dtype in (torch.float16, torch.bfloat16)
     recent = torch.cuda.get_device_capability(model.device) >= (8, 0)
-    found = describe(model) if half and recent and importlib.util.find_spec("triton") is not None else None
+    found = (
+        describe(model)
+        if half and recent and importlib.util.find_spec("triton") is not None
+        else None
+    )
     if found is None:
         return TorchBackend(model, name)
-    from sapwood.backends.torch.fused.backend import FusedBackend
-    from sapwood.backends.torch.fused.tune import prepare
+    from sapwood.backends.torch.cuda.backend import CudaBackend
+    from sapwood.backends.torch.cuda.kernels.autotune import prepare
 
     progress("preparing the kernels")
-    backend = FusedBackend(model, name, found=found)
+    backend = CudaBackend(model, name, found=found)
     prepare(backend.fused)
     return backend
 
 
-def packed(model: Any, progress: Progress) -> Network | None:
-    """The model in packed weights, where that can be had."""
+def packed(model: Any, progress: Progress, bits: int = 8) -> Network | None:
+    """The model as a network with weights of 8 or 4 bits; None if that is not possible."""
     if not has_numba():
         return None
-    from sapwood.backends.torch.packed import pack
+    from sapwood.backends.torch.cpu_int8 import pack
 
     progress("packing the weights")
-    return pack(model)
+    return pack(model, bits)
 
 
 def has_numba() -> bool:
-    """True where what runs between packed layers can be compiled."""
+    """True if numba is installed."""
     return importlib.util.find_spec("numba") is not None
 
 
@@ -117,30 +268,36 @@ def find_device(name: str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(str(name))
-        torch.zeros(1, device=device).cpu()  # there and back: some devices only pretend
+        torch.zeros(1, device=device).cpu()  # a round trip: some devices are only announced
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise SapwoodError(f"device {name!r} cannot be used here; use cpu, cuda or auto") from error
     return device
 
 
 def find_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The number format that weights are read in; on a CPU they may be packed afterwards."""
-    if name == "int8" and device.type != "cpu":
-        raise SapwoodError(f"dtype 'int8' runs on a CPU only; on {device} use float16, bfloat16 or float32")
-    if name in (*AUTO, "int8"):
+    """The dtype that weights are read in; on a CPU they may be quantised afterwards."""
+    if name in PACKED and device.type != "cpu":
+        raise SapwoodError(
+            f"dtype {name!r} runs on a CPU only; on {device} use float16, bfloat16 or float32"
+        )
+    if name in (*AUTO, *PACKED):
         return torch.float16 if device.type == "cuda" else torch.float32
     found: torch.dtype = getattr(torch, str(name))
     return found
 
 
-def read_model(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """The transformers model in this folder, whole, on its device."""
+def read_model(
+    folder: Path, name: str, device: torch.device, dtype: torch.dtype, ranks: int = 1
+) -> Any:
+    """The transformers model in this folder, on its device; with `ranks`, this process's share."""
     from transformers import AutoConfig
 
-    from sapwood.backends.torch.attention import register
+    from sapwood.backends.torch.hf.tree_attention import register
 
     if not (folder / "config.json").is_file():
-        raise SapwoodError(f"model {name!r} has no config.json in {folder}; use a folder saved by transformers")
+        raise SapwoodError(
+            f"model {name!r} has no config.json in {folder}; use a folder saved by transformers"
+        )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
@@ -149,9 +306,19 @@ def read_model(folder: Path, name: str, device: torch.device, dtype: torch.dtype
     found = model_class(config, name)
     if not any(folder.glob("*.safetensors")):
         if any(path.suffix in PICKLES for path in folder.iterdir()):
-            raise SapwoodError(f"model {name!r} has pickled weights, which can run code; convert them to safetensors")
-        raise SapwoodError(f"model {name!r} has no .safetensors weights in {folder}; convert or download them")
+            raise SapwoodError(
+                f"model {name!r} has pickled weights, which can run code; "
+                "convert them to safetensors"
+            )
+        raise SapwoodError(
+            f"model {name!r} has no .safetensors weights in {folder}; convert or download them"
+        )
     attention = register() if fused(config, found) else "eager"
+    place: dict[str, Any] = {"device_map": None if device.type == "cpu" else {"": device}}
+    if ranks > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        place = {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=ranks)}
     try:
         model, report = found.from_pretrained(
             folder,
@@ -159,31 +326,44 @@ def read_model(folder: Path, name: str, device: torch.device, dtype: torch.dtype
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,
-            device_map=None if device.type == "cpu" else {"": device},
+            **place,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
         )
     except torch.OutOfMemoryError as error:
-        raise SapwoodError(f"model {name!r} does not fit the memory of {device}; use a smaller one") from error
+        raise SapwoodError(
+            f"model {name!r} does not fit the memory of {device}; use a smaller one"
+        ) from error
     except Exception as error:
-        raise SapwoodError(f"model {name!r} has weights that cannot be read: {brief(error)}; {anew(folder)}") from error
-    for fault, kind in (("missing_keys", "lacks weights"), ("mismatched_keys", "has weights of the wrong shape")):
+        raise SapwoodError(
+            f"model {name!r} has weights that cannot be read: {brief(error)}; {anew(folder)}"
+        ) from error
+    for fault, kind in (
+        ("missing_keys", "lacks weights"),
+        ("mismatched_keys", "has weights of the wrong shape"),
+    ):
         if report[fault]:
-            raise SapwoodError(f"model {name!r} {kind}: {sorted(map(str, report[fault]))[0]}; {anew(folder)}")
+            raise SapwoodError(
+                f"model {name!r} {kind}: {sorted(map(str, report[fault]))[0]}; {anew(folder)}"
+            )
     return model
 
 
 def read_quietly(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """The same with nothing on the terminal, ready to be run."""
+    """`read_model` with nothing on the terminal, in eval mode."""
     with quiet():
         return read_model(folder, name, device, dtype).eval()
 
 
 def anew(folder: Path) -> str:
-    """What helps against a damaged folder."""
-    return f"delete {folder}, it is made again" if cache_folder() in folder.parents else "download it again"
+    """Advice for a damaged folder."""
+    return (
+        f"delete {folder}, it is made again"
+        if cache_folder() in folder.parents
+        else "download it again"
+    )
 
 
 def brief(error: Exception) -> str:
-    """What an error says, in at most two of its lines."""
+    """The first two lines of an error message."""
     return " ".join(" ".join(str(error).strip().split("\n")[:2]).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What runs the rows of a pass: the seam between sessions and a model's arithmetic."""
+"""Interface of networks, which run the rows of a pass, and the rows' bookkeeping."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,84 +7,160 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from sapwood.arrays import IntArray
-from sapwood.backends.torch.cache import Layout, Span
-from sapwood.backends.torch.mask import Block
+from sapwood.backends.torch.kv_slots import KvLayout, RowSpan
+from sapwood.core.array_types import BoolArray, IntArray
+
+WHOLE = 0  # window of a layer with full attention
 
 Kept = dict[int, Tensor]  # layer -> its input, [rows, width]
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Arrays one after the other; most passes have one of each."""
+    """Concatenate arrays; most passes have a single one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of a pass, session by session."""
+class MaskBlock:
+    """The rows of one session in a pass, and their visible keys."""
 
-    tokens: IntArray
-    blocks: Sequence[Block]  # what they see
-    spans: Sequence[Span]  # where their keys and values go
+    length: int  # committed keys
+    parents: IntArray  # [nodes]
+    depths: IntArray  # [nodes]
+    since: int = 0  # first node that is run
+    gap: int = 0  # committed positions whose keys are left out
+
+    @property
+    def rows(self) -> int:
+        """Nodes that are run."""
+        return len(self.parents) - self.since
 
     @property
     def positions(self) -> IntArray:
-        """Place of each row in its text."""
+        """Position of each row in its text, [rows]."""
+        return self.length + self.gap + self.depths[self.since :]
+
+    @property
+    def slots(self) -> int:
+        """Keys of the committed text and all nodes."""
+        return self.length + len(self.parents)
+
+    def windowed(self, window: int) -> bool:
+        """True when some key lies outside some row's window."""
+        return window != WHOLE and self.length + int(self.depths[self.since :].max()) >= window
+
+
+def ancestors(block: MaskBlock) -> BoolArray:
+    """True for the ancestors of each row, itself included, [rows, nodes]."""
+    # a path is an integer with a bit for each node; the root's parent, -1, has none
+    nodes = len(block.parents)
+    seen = [0]
+    for node, parent in enumerate(block.parents.tolist()):
+        seen.append(seen[parent + 1] | 1 << node)
+    width = -(-nodes // 8)  # bytes
+    packed = b"".join([path.to_bytes(width, "little") for path in seen[block.since + 1 :]])
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+    return bits.reshape(-1, 8 * width)[:, :nodes].view(bool)
+
+
+def visible_nodes(block: MaskBlock, window: int) -> BoolArray:
+    """Nodes that each row attends to, [rows, nodes]."""
+    mask = ancestors(block)
+    if block.windowed(window):
+        mask &= block.depths[block.since :, None] - block.depths[None, :] < window
+    return mask
+
+
+@dataclass(frozen=True, slots=True)
+class PassInput:
+    """The rows of a pass, session by session."""
+
+    tokens: IntArray
+    blocks: Sequence[MaskBlock]  # visible keys
+    spans: Sequence[RowSpan]  # slots of their keys and values
+
+    @property
+    def positions(self) -> IntArray:
+        """Position of each row in its text."""
         found: IntArray = joined([block.positions for block in self.blocks])
         return found
 
 
 class Network(Protocol):
-    """A model's layers, with keys and values in slots that sessions own."""
+    """A model's layers, with keys and values in the slots of sessions."""
 
-    precision: str  # name of the number format, as people ask for it
+    precision: str  # dtype name, as in the option `dtype`
 
     @property
-    def layout(self) -> Layout:
-        """What a session's slots hold."""
+    def layout(self) -> KvLayout:
+        """Layout of a session's KV slots."""
 
-    def read(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
-        """Run a pass without the output head; what the head would read, [rows, width], and the inputs of layers."""
+    def read(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run a pass without the output head: final states [rows, width], and watched inputs."""
 
     def speak(self, states: Tensor) -> Tensor:
-        """Logits of such states, the same best tokens as `score` gives; [rows, vocab]."""
+        """Logits of final states, [rows, vocab], with the same best tokens as those of `score`."""
 
-    def score(self, rows: Rows, watched: Collection[int]) -> tuple[Tensor, Kept]:
+    def score(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run a pass; logits [rows, vocab] and the inputs of watched layers."""
 
     def adopt(self, net: nn.Module) -> Any:
-        """A trained head in the number format of this network, on its device."""
+        """A trained head in the dtype and on the device of this network."""
 
 
 @runtime_checkable
-class Mixing(Network, Protocol):
-    """A network whose rows cost the same in any company, so that pieces of prompts may join trees."""
+class MixedNetwork(Network, Protocol):
+    """A network that can run prefill chunks and trees in one pass."""
 
-    def mix(self, rows: Rows, watched: Collection[int], spoken: int) -> tuple[Tensor, Kept]:
-        """Run a pass; logits of the first rows, [spoken, vocab], and the inputs of watched layers.
+    def mix(
+        self, rows: PassInput, watched: Collection[int], logit_rows: int
+    ) -> tuple[Tensor, Kept]:
+        """Run a pass: logits of the first rows, [logit_rows, vocab], and watched layers' inputs.
 
-        A pass over one session's tree may go on beside the host: its slots' `settle` waits for it.
+        A pass over one session's tree may overlap the host: its slots' `settle` waits for it.
         """
 
 
 @runtime_checkable
-class Divisible(Network, Protocol):
+class BoundedNetwork(Network, Protocol):
+    """A network whose sessions may be shorter than the model's context."""
+
+    longest: int  # tokens of a session
+
+
+@runtime_checkable
+class PartialNetwork(Network, Protocol):
     """A network that can be run in part: some of its layers, some of its sublayers, fewer bits.
 
     Sublayers are numbered as they are run: 2 i is the attention of layer i, 2 i + 1 its MLP.
     """
 
     def check_layer(self, layer: int) -> None:
-        """Refuse a model that cannot stop before this layer and go on later."""
+        """Refuse a model that cannot be split before this layer."""
 
-    def enter(self, rows: Rows, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
-        """Run the layers before this one; its input, [rows, width], and the inputs of watched layers among them."""
+    def enter(self, rows: PassInput, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
+        """Run the layers before this one: its input [rows, width], and watched inputs."""
 
-    def resume(self, rows: Rows, watched: Collection[int], layer: int, states: Tensor) -> tuple[Tensor, Kept]:
-        """Run the others from such inputs; logits [rows, vocab] and the inputs of watched layers among them."""
+    def resume(
+        self, rows: PassInput, watched: Collection[int], layer: int, states: Tensor
+    ) -> tuple[Tensor, Kept]:
+        """Run the other layers from its input: logits [rows, vocab], and watched inputs."""
+
+    @property
+    def parallel_stages(self) -> bool:
+        """True when `span` may run in several threads at once, on layers that are apart."""
+
+    def span(
+        self, rows: PassInput, first: int, stop: int, states: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run layers `first` to `stop`: the states after them, and behind the last the logits.
+
+        States are [rows, width], those of the output head behind the last layer; None begins with
+        the tokens.
+        """
 
     def skipping(self, sublayers: Collection[int]) -> "Network":
         """The same network, weights and layout, without these sublayers."""
 
     def rounded(self, bits: int) -> "Network":
-        """The network in fewer bits; where its layout is the same, it can go on from the same keys and values."""
+        """The network in fewer bits; with the same layout, it can use the same keys and values."""

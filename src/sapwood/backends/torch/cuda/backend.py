@@ -1,0 +1,482 @@
+"""Backend on a CUDA device: fused kernels, CUDA graphs, sessions in one KV pool."""
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from sapwood.backends.torch.backend import TorchBackend, check_apart
+from sapwood.backends.torch.cuda.draft.device_tree import ROWS, DeviceTree, to_device_tree
+from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD
+from sapwood.backends.torch.cuda.kernels.weight_prefetch import in_order
+from sapwood.backends.torch.cuda.kv_pool import KvSequence
+from sapwood.backends.torch.cuda.mixed_pass import RootsAndPrompts, shape_of_rows
+from sapwood.backends.torch.cuda.network import CudaNetwork
+from sapwood.backends.torch.cuda.pass_buffers import PassResult, join
+from sapwood.backends.torch.cuda.pass_inputs import (
+    MAX_ROWS,
+    RootRows,
+    SingleTree,
+    split_passes,
+)
+from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
+from sapwood.backends.torch.cuda.session import CudaSession
+from sapwood.backends.torch.llama import LlamaModel, describe
+from sapwood.backends.torch.network import PassInput
+from sapwood.backends.torch.output import TorchOutput
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.protocols import Capabilities, KvMemory, PrefillChunk, TargetOutput, TreeInput
+from sapwood.core.tree import ROOT, Tree
+from sapwood.errors import SapwoodError
+
+STALE = "the session went on and a later pass overwrote this output; read it before the next pass"
+
+
+class RowsOfStates(Mapping[int, torch.Tensor]):
+    """The same rows of the states of several layers, sliced when they are read."""
+
+    def __init__(self, states: Mapping[int, torch.Tensor], rows: slice) -> None:
+        self._states = states
+        self._rows = rows
+
+    def __getitem__(self, layer: int) -> torch.Tensor:
+        return self._states[layer][self._rows]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class PassFeatures:
+    """States of several layers beside each other, of all rows of a pass; copied once."""
+
+    def __init__(self, kept: Mapping[int, torch.Tensor]) -> None:
+        self._kept = kept
+        self._joined: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def joined(self, layers: tuple[int, ...]) -> torch.Tensor:
+        """The states of these layers, [rows, layers * width]."""
+        if layers not in self._joined:
+            missing = [layer for layer in layers if layer not in self._kept]
+            if missing:
+                raise ValueError(f"the inputs of layers {missing} were not kept")
+            self._joined[layers] = torch.cat([self._kept[layer] for layer in layers], -1)
+        return self._joined[layers]
+
+
+def walk(tree: Tree, tokens: IntArray) -> tuple[tuple[int, ...], int]:
+    """Path from the root along the target's tokens, [n], and the token after its last node."""
+    path = [ROOT]
+    while (child := tree.child(path[-1], int(tokens[path[-1]]))) is not None:
+        path.append(child)
+    return tuple(path), int(tokens[path[-1]])
+
+
+class CudaOutput(TorchOutput):
+    """Rows of the last pass, in static buffers that the next pass overwrites.
+
+    Before it does, rows are copied if their session has not moved on.
+    """
+
+    def __init__(
+        self,
+        result: PassResult,
+        rows: slice,
+        session: CudaSession,
+        network: CudaNetwork | None = None,  # if its buffers hold the result
+        features: "PassFeatures | None" = None,  # of all rows, in a pass of several sessions
+    ) -> None:
+        assert result.logits is not None
+        self._alone = rows.stop - rows.start == result.logits.shape[0]
+        kept = result.kept if self._alone else RowsOfStates(result.kept, rows)
+        super().__init__(self._own_logits, kept, static=rows.start == 0)
+        self._result = result
+        self._network = network
+        self._features = features
+        self._span = rows
+        self._stale = False
+        self._session = weakref.ref(session)
+        self._length = session.length
+
+    def _own_logits(self) -> torch.Tensor:
+        assert self._result.logits is not None
+        return self._result.logits if self._alone else self._result.logits[self._span]
+
+    @cached_property
+    def best(self) -> torch.Tensor:  # type: ignore[override]
+        """Best token of each row, on the device."""
+        assert self._result.best is not None
+        return self._result.best if self._alone else self._result.best[self._span]
+
+    @property
+    def device_logits(self) -> torch.Tensor:
+        """Logits on the device, [n, vocab]."""
+        return self._logits
+
+    def argmax(self) -> IntArray:
+        """Best next token of each row, [n]; the lowest id wins a tie."""
+        if self._best is None:
+            if self._stale:
+                raise ValueError(STALE)
+            network, rows = self._network, self._span
+            best = self.best.cpu().numpy() if network is None else network.best_on_host()[rows]
+            self._best = best.copy()
+        return self._best
+
+    def follow(
+        self, tree: Tree, temperature: float, key: Callable[[int], int]
+    ) -> tuple[tuple[int, ...], int] | None:
+        """Path and bonus by the target's own tokens; None if they cannot be drawn on the device."""
+        if temperature == 0 and not isinstance(tree, DeviceTree):
+            return walk(tree, self.argmax())
+        alone = self._network is not None and self._alone
+        if not alone or isinstance(tree, DeviceTree):
+            found = super().follow(tree, temperature, key)
+            if isinstance(tree, DeviceTree) and tree.round_use.prelaunched_pass is not None:
+                self.host_wait = tree.round_use.round_buffer.waited
+            return found
+        assert self._network is not None
+        tokens = self._network.sampler.sample(tree.depths, temperature, key)
+        return None if tokens is None else walk(tree, tokens)
+
+    def logits(self, row: int) -> FloatArray:
+        """Raw logits of this row, float32 [vocab]."""
+        return super().logits(row).copy()  # the buffer changes
+
+    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
+        """Hidden states of these rows on the device, [rows, layers * width], in this order."""
+        first = rows[0] if len(rows) else 0
+        if self._features is None or list(rows) != list(range(first, first + len(rows))):
+            return super().hidden(rows, layers)
+        start = self._span.start + first
+        return self._features.joined(tuple(layers))[start : start + len(rows)]
+
+    def detach_buffers(self) -> None:
+        """Give the buffers to the next pass: copy the rows, unless the session has moved on."""
+        session = self._session()
+        self._network = None
+        self._features = None
+        if session is not None and session.length == self._length:
+            self._given = self._logits.clone()
+            self.__dict__["best"] = self.best.clone()
+            self.__dict__["_logits"], self._static = self._given, False
+            self._hidden = {layer: states.clone() for layer, states in self._hidden.items()}
+        else:
+            self._given = self._raise_stale
+            self._hidden = {}
+            self._stale = True
+            self.__dict__.pop("_logits", None)
+
+    def _raise_stale(self) -> torch.Tensor:
+        raise ValueError(STALE)
+
+
+class CudaBackend(TorchBackend):
+    """Scores token trees with a Llama-like model on a CUDA device."""
+
+    def __init__(
+        self, model: Any, name: str = "", slots: int = 0, found: LlamaModel | None = None
+    ) -> None:
+        found = found or describe(model)
+        if found is None:
+            raise SapwoodError(
+                f"{name or type(model).__name__} is not Llama-like; use the torch backend for it"
+            )
+        found = in_order(found)
+        share_weights(model, found)
+        self.fused = CudaNetwork(found, slots)
+        super().__init__(model, name, self.fused)
+        self.info = dataclasses.replace(self.info, name="fused")
+        self._outputs: list[weakref.ref[CudaOutput]] = []  # of the last pass, in its buffers
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The model itself, trees placed on the device, and plain torch for draft models."""
+        return dataclasses.replace(
+            super().capabilities,
+            place_tree=self.place_tree,
+            prepare_batches=self.prepare_batches,
+            free_tokens=lambda: self.fused.pool.free_tokens,
+        )
+
+    @torch.inference_mode()
+    def prepare_batches(self, requests: int, progress: Callable[[str], None]) -> None:
+        """Capture the passes that this many requests may share."""
+        if self.device.type == "cuda":
+            from sapwood.backends.torch.cuda.batch_warmup import capture_batches
+
+            self._detach_outputs()
+            capture_batches(self.fused, self._watched, requests, progress)
+
+    def place_tree(self, tree: Tree) -> DeviceTree:
+        """The same tree on the device, as if drafted there, so that timing has no transfer."""
+        return to_device_tree(tree, self.device)
+
+    @property
+    def memory(self) -> KvMemory:
+        """The KV pool: a text takes a whole sequence of slots."""
+        return self.fused.pool
+
+    def _session(self, tokens: Sequence[int], tenant: str) -> CudaSession:
+        """An empty session in a new KV sequence: there is no prefix cache."""
+        return CudaSession(KvSequence(self.fused.pool, self.fused.layout, len(tokens)))
+
+    @torch.inference_mode()
+    def score(
+        self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk] = ()
+    ) -> list[TargetOutput]:
+        """Run one pass over all trees and chunks, if it has the rows; row i is node `since + i`."""
+        sessions: list[Any] = self._sessions(work)
+        chunks = [chunk for chunk in chunks if len(chunk.tokens)]
+        if chunks or not all(is_root(job) for job in work):
+            self._make_room(work, chunks)
+        rows = sum(len(job.tree) - job.since for job in work)
+        in_buffers = True  # the answer lies in the network's buffers
+        if chunks and rows + sum(len(chunk.tokens) for chunk in chunks) <= MAX_ROWS:
+            result: PassResult | None = self._mixed(sessions, work, chunks)
+        else:
+            if chunks:
+                self._detach_outputs()  # their passes overwrite the buffers of the last pass
+            for chunk in chunks:
+                self._read(chunk)
+            result = self._alone(sessions[0], work[0]) if len(work) == 1 else None
+            if result is None and work and all(is_root(job) for job in work):
+                result = self._roots(sessions, work)
+            if result is None and work:
+                in_buffers = rows <= MAX_ROWS
+                result = self._on_host(sessions, work)
+        if result is None or not work:
+            return []
+        network = self.fused if in_buffers else None
+        ends = list(itertools.accumulate(len(job.tree) - job.since for job in work))
+        slices = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        features = PassFeatures(result.kept) if len(work) > 1 else None
+        found = [
+            CudaOutput(result, rows, session, network, features)
+            for rows, session in zip(slices, sessions, strict=True)
+        ]
+        self._outputs = [weakref.ref(scores) for scores in found]
+        return list(found)
+
+    def _make_room(self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk]) -> None:
+        """Refuse a pass that has no room before anything changes; no tree is copied to the host."""
+        jobs: list[TreeInput | PrefillChunk] = [*work, *chunks]
+        rows = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
+        sessions = [self._own(job) for job in jobs]
+        check_apart(sessions)
+        for chunk in chunks:
+            self._check_room(chunk.session.length + len(chunk.tokens))
+        stops = [session.place(count)[2] for session, count in zip(sessions, rows, strict=True)]
+        self.fused.pool.reserve(max(stops, default=0))
+
+    def _alone(self, session: CudaSession, job: TreeInput) -> PassResult | None:
+        """Run one whole tree of one session by the fast path; None if it needs the general one."""
+        tree = job.tree
+        prelaunched_pass = session.prelaunched_pass
+        session.prelaunched_pass = None
+        if job.since:
+            return None
+        if isinstance(tree, DeviceTree) and tree.pruned is None:  # the device holds the pruned tree
+            return self._on_device(session, tree, prelaunched_pass)
+        if len(tree) > WORD or not self._fits(session, tree.height):
+            return None
+        self._detach_outputs()
+        session.start(tree)
+        rows = SingleTree(
+            tree.tokens,
+            tree.parents,
+            tree.depths,
+            session.sequence.first,
+            session.length,
+        )
+        return self.fused.run_pass(rows, self._watched, head=True)
+
+    def _on_device(
+        self, session: CudaSession, tree: DeviceTree, prelaunched_pass: PrelaunchedPass | None
+    ) -> PassResult | None:
+        """Run a tree on the device, or take the result of its prelaunched pass."""
+        if (
+            (rows := tree.rows) is None
+            or len(tree) > ROWS
+            or not self._fits(session, tree.round_use.depth)
+        ):
+            return None
+        self._detach_outputs()
+        moved = session.prepare(tree)
+        round_use = tree.round_use
+        nodes = len(tree)
+        if prelaunched_pass is not None and prelaunched_pass.matches(
+            round_use, nodes, self._watched, self.fused
+        ):
+            result = self.fused.prelaunched_result(
+                prelaunched_pass.buffer_index, nodes, self._watched
+            )
+        else:
+            first = session.sequence.first
+            result = self.fused.run_device_tree(
+                rows,
+                round_use.round_buffer.path,
+                nodes,
+                first,
+                session.length,
+                moved,
+                self._watched,
+            )
+        session.track_device_tree(tree)
+        round_use.round_buffer.runner = PassRunner(self, session, round_use)
+        return result
+
+    def _fits(self, session: CudaSession, depth: int) -> bool:
+        """True when a tree of this depth fits the context."""
+        return session.length + depth + 1 <= self.info.context
+
+    def _roots(
+        self, sessions: Sequence[CudaSession], work: Sequence[TreeInput]
+    ) -> PassResult | None:
+        """Run the roots of many sessions by the fast path; None if they take several passes."""
+        if len(work) > MAX_ROWS:
+            return None
+        check_apart(sessions)
+        stop = max(session.length for session in sessions) + 1
+        self._check_room(stop)
+        self.fused.pool.reserve(stop)
+        self._detach_outputs()
+        for session, job in zip(sessions, work, strict=True):
+            session.start_root(job.tree)
+        return self.fused.run_pass(self._root_rows(sessions, work), self._watched, head=True)
+
+    def _on_host(self, sessions: Sequence[CudaSession], work: Sequence[TreeInput]) -> PassResult:
+        """Run trees whose columns are on the host."""
+        result = self._run_rows(self._begin(sessions, work, ()))
+        for session, job in zip(sessions, work, strict=True):
+            session.scored(job.tree, {})
+        return result
+
+    def _mixed(
+        self,
+        sessions: Sequence[CudaSession],
+        work: Sequence[TreeInput],
+        chunks: Sequence[PrefillChunk],
+    ) -> PassResult:
+        """Run trees, whose columns are on the host, and chunks of prompts in one pass."""
+        count = sum(len(job.tree) - job.since for job in work)
+        if all(is_root(job) for job in work):
+            rows = self._roots_and(sessions, work, chunks)
+            shape = rows.shape(self.fused.heads)
+            result = self.fused.run_mixed(rows, shape, self._watched, count)
+        else:
+            [trees] = split_passes(self._begin(sessions, work, chunks))
+            shape = shape_of_rows(trees, self.fused.heads, count)
+            result = self.fused.run_mixed(trees, shape, self._watched, count)
+            for session, job in zip(sessions, work, strict=True):
+                session.scored(job.tree, {})
+        assert result.states is not None
+        # the next pass overwrites the buffers
+        read = {layer: states[count:].clone() for layer, states in result.kept.items()}
+        read[self.layers] = result.states[count:].clone()
+        start = 0
+        for chunk in chunks:
+            part = slice(start, start + len(chunk.tokens))
+            states = {layer: found[part] for layer, found in read.items()}
+            self._own(chunk).learn(chunk.tokens, states, self.fused.speak)
+            start = part.stop
+        kept = {layer: states[:count] for layer, states in result.kept.items()}
+        return dataclasses.replace(result, states=None, kept=kept)
+
+    def _roots_and(
+        self,
+        sessions: Sequence[CudaSession],
+        work: Sequence[TreeInput],
+        chunks: Sequence[PrefillChunk],
+    ) -> RootsAndPrompts:
+        """The rows of roots and of chunks, by a fast path."""
+        self._detach_outputs()
+        texts = [self._own(chunk) for chunk in chunks]
+        self._check_room(max([0, *(session.length + 1 for session in sessions)]))
+        for session, job in zip(sessions, work, strict=True):
+            session.start_root(job.tree)
+        for text, chunk in zip(texts, chunks, strict=True):
+            text.extend(len(chunk.tokens))
+        return RootsAndPrompts.of(
+            self._root_rows(sessions, work),
+            [
+                (np.asarray(chunk.tokens, np.int64), text.sequence.first, text.length)
+                for text, chunk in zip(texts, chunks, strict=True)
+            ],
+        )
+
+    def _root_rows(self, sessions: Sequence[CudaSession], work: Sequence[TreeInput]) -> RootRows:
+        return RootRows(
+            np.array([job.tree.tokens[ROOT] for job in work], np.int64),
+            np.array([session.sequence.first for session in sessions], np.int64),
+            np.array([session.length for session in sessions], np.int64),
+        )
+
+    def _begin(
+        self,
+        sessions: Sequence[CudaSession],
+        work: Sequence[TreeInput],
+        chunks: Sequence[PrefillChunk],
+    ) -> PassInput:
+        """Reserve the rows of trees and chunks."""
+        for session in sessions:
+            session.prelaunched_pass = None
+        begun = [
+            session.begin(job.tree, job.since) for session, job in zip(sessions, work, strict=True)
+        ]
+        begun += [self._own(chunk).extend(len(chunk.tokens)) for chunk in chunks]
+        blocks = [block for block, _ in begun]
+        self._check_room(max(int(block.positions.max()) + 1 for block in blocks))
+        self._detach_outputs()
+        tokens = [job.tree.tokens[job.since :] for job in work]
+        tokens += [np.asarray(chunk.tokens, np.int64) for chunk in chunks]
+        return PassInput(np.concatenate(tokens), blocks, [span for _, span in begun])
+
+    def _run_rows(self, rows: PassInput) -> PassResult:
+        """The result of all rows; if they take several passes, in memory of its own."""
+        results = self.fused.run(rows, self._watched, head=True)
+        first = next(results)
+        if len(rows.tokens) == len(first.logits if first.logits is not None else ()):
+            return first
+        return join([first.copy(), *(result.copy() for result in results)])
+
+    def _own(self, job: TreeInput | PrefillChunk) -> CudaSession:
+        session = super()._own(job)
+        assert isinstance(session, CudaSession)
+        return session
+
+    def _detach_outputs(self) -> None:
+        """Detach outputs that are still referenced from the buffers of the last pass."""
+        for lent in self._outputs:
+            if (scores := lent()) is not None:
+                scores.detach_buffers()
+        self._outputs = []
+
+
+def is_root(job: TreeInput) -> bool:
+    """True when a tree on the host has no node but its root."""
+    return len(job.tree) == 1 and not job.since and not isinstance(job.tree, DeviceTree)
+
+
+def share_weights(model: Any, found: LlamaModel) -> None:
+    """Make the model's projections views of the fused ones, so that no weight is stored twice."""
+    for layer, fused in zip(model.model.layers, found.layers, strict=True):
+        attention, mlp = layer.self_attn, layer.mlp
+        for whole, parts in (
+            (fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
+            (fused.out, (attention.o_proj,)),
+            (fused.gate_up, (mlp.gate_proj, mlp.up_proj)),
+            (fused.down, (mlp.down_proj,)),
+        ):
+            start = 0
+            for part in parts:
+                stop = start + len(part.weight)
+                part.weight.data = whole[start:stop]
+                start = stop

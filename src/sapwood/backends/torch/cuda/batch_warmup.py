@@ -1,0 +1,74 @@
+"""Captures the passes of batches before the first request.
+
+In the middle of a text a new shape takes 20 ms and more, and seconds if a kernel is compiled.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+
+import numpy as np
+
+from sapwood.backends.torch.cuda.mixed_pass import mixed_counts, shape_of_rows
+from sapwood.backends.torch.cuda.network import CudaNetwork
+from sapwood.backends.torch.cuda.pass_inputs import (
+    LADDER,
+    MAX_ROWS,
+    SHORT,
+    PassRows,
+    PassShape,
+    RootRows,
+    SessionRows,
+    step_up,
+)
+
+TIMES = 2  # run eagerly, which compiles, then captured
+
+Rows = PassRows | RootRows
+
+
+def capture_batches(
+    network: CudaNetwork,
+    watched: Collection[int],
+    requests: int,  # that may share a pass
+    progress: Callable[[str], None],
+) -> None:
+    """Capture passes over the roots of up to `requests` sessions, and over chunks of prompts."""
+    network.pool.allocate(requests)
+    passes = [*root_passes(network, requests), *mixed_passes(network, requests)]
+    for number, (rows, shape) in enumerate(passes, 1):
+        if number % 10 == 1:
+            progress(f"capturing pass {number} of {len(passes)}")
+        for _ in range(TIMES):
+            network.run_shape(rows, shape, watched)
+
+
+def root_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, PassShape]]:
+    """Passes over single rows of many sessions, by their number and their longest text."""
+    longest = SHORT
+    while longest <= network.pool.slots:
+        for count in LADDER:
+            if count <= step_up(min(requests, MAX_ROWS), LADDER):
+                length = np.full(count, longest - 1)
+                rows = RootRows(np.zeros(count, np.int64), np.zeros(count, np.int64), length)
+                yield rows, rows.shape(True, network.heads)
+        longest *= 2
+
+
+def mixed_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, PassShape]]:
+    """Passes over single rows of sessions and a chunk of a prompt."""
+    for count, trees in mixed_counts(requests):
+        rows = mixed_rows(count, trees)
+        yield rows, shape_of_rows(rows, network.heads, trees)
+
+
+def mixed_rows(count: int, trees: int) -> PassRows:
+    """Rows of as many roots, then of one prompt; they write no keys and values."""
+    roots = [SessionRows(row, 1, 0, 0, 1, True) for row in range(trees)]
+    prompt = SessionRows(trees, count - trees, 0, 0, count - trees, True)
+    positions = np.append(np.zeros(trees, np.int64), np.arange(count - trees))
+    return PassRows(
+        np.zeros(count, np.int64),
+        positions,
+        np.full(count, -1),
+        [*roots, prompt],
+        np.zeros((count, 1), np.int64),
+    )

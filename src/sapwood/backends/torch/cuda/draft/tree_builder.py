@@ -1,0 +1,481 @@
+"""Drafts whole EAGLE-3 trees on the device: new text, levels, pruning; one CUDA graph per shape.
+
+A draft is an ordinary function over static buffers. What changes from round to round, lengths
+included, reaches it in one small transfer, so that a captured draft is right for any text. It
+builds the tree that policy `beam` builds step by step.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
+from sapwood.backends.torch.cuda.draft.device_tree import (
+    OPENED,
+    ROWS,
+    DeviceTree,
+    FeatureRef,
+    RoundBuffer,
+    RoundUse,
+    build_drafted,
+    build_pruned,
+)
+from sapwood.backends.torch.cuda.draft.draft_buffers import (
+    MAX_NEW_ROWS,
+    DeviceTimer,
+    DraftArgs,
+    DraftBuffers,
+    angles_of,
+    kernels,
+    listed,
+)
+from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes, describe, level_sizes
+from sapwood.backends.torch.cuda.draft.head_kv_pool import HeadKvPool, HeadKvSequence
+from sapwood.backends.torch.cuda.draft.head_prefill import read
+from sapwood.backends.torch.cuda.draft.prelaunched_draft import PrelaunchedDraft
+from sapwood.backends.torch.cuda.draft.reference import (
+    FIRST_SLOT,
+    LAST,
+    NEW,
+    NODES,
+    ROOT_AT,
+    ROOT_TOKEN,
+    SEQUENCE,
+    TEXT_ROWS,
+)
+from sapwood.backends.torch.cuda.draft.warmup import prepare
+from sapwood.backends.torch.cuda.kernels.prenorm import PrenormRows
+from sapwood.core.array_types import FloatArray
+from sapwood.core.tree import CAPACITY, Tree
+from sapwood.core.types import Outcome, TreeShape
+from sapwood.core.whole_tree import NewText
+
+if TYPE_CHECKING:
+    from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner
+
+POSITIONS = 8192  # for which rotary angles are made at first
+TIMED = 8  # one draft in this many is timed
+
+
+class CudaTreeBuilder:
+    """Drafts trees with one EAGLE-3 head on the device that holds it."""
+
+    most_rows = MAX_NEW_ROWS
+    accepts_seed = False
+
+    def __init__(self, net: Any, embedding: Tensor) -> None:
+        self.device = embedding.device
+        self.layer = describe(net, embedding)
+        self.vocab = len(self.layer.vocabulary)
+        self.pool = HeadKvPool(self.layer)
+        self.round_buffer = RoundBuffer(self.device)
+        self.args = DraftArgs(self.device)
+        self.ops = kernels(self.device)
+        self.angles = angles_of(self.layer, POSITIONS)
+        self.hidden_states = self.round_buffer.hidden_states = embedding.new_zeros(
+            MAX_NEW_ROWS, self.layer.fuse.shape[1]
+        )
+        self.round_buffer.layers = tuple(net.config.features)
+        self.buffers: DraftBuffers | None = None
+        # by sizes, and True if it starts from a verdict on the device
+        self.captured: dict[tuple[LevelSizes, bool], CapturedStep] = {}
+        self.memory = GraphMemory()  # shared by all captured drafts
+        self.version = 0  # of the pool when they were captured
+        self.clock = DeviceTimer(self.device)
+        self.draft_seconds: dict[LevelSizes, float] = {}  # by sizes, as last measured
+        self.drafts = 0
+        self.prelaunched: PrelaunchedDraft | None = None
+
+    def open(self, rows: int) -> HeadKvSequence:
+        """A KV sequence for a request whose text has this many rows."""
+        return HeadKvSequence(self.pool, rows)
+
+    def level_sizes(self, shape: TreeShape) -> LevelSizes | None:
+        """Sizes of the levels of such a tree; None if the buffers are too small for it."""
+        sizes = level_sizes(shape.depth, shape.beam, min(shape.width, self.vocab))
+        fits = (
+            sizes.size <= CAPACITY
+            and sizes.opened <= OPENED
+            and shape.nodes < ROWS
+            and sizes.beam <= ROWS
+        )
+        return sizes if fits else None
+
+    def fits(self, shape: TreeShape) -> bool:
+        """True when the buffers have room for trees of this shape."""
+        return self.level_sizes(shape) is not None
+
+    def prepare(self, shapes: Sequence[TreeShape]) -> None:
+        """Capture drafts of these shapes ahead of the first request."""
+        prepare(self, shapes)
+
+    def build(
+        self,
+        root: int,
+        shape: TreeShape,
+        cache: HeadKvSequence,
+        text: Callable[[], NewText],
+        committed: int,
+        source: int = 0,
+        seed: Tree | None = None,
+    ) -> Tree:
+        """Run the new text, whose last token is the root, and draft a tree; a seed is not used."""
+        features, tokens = text()
+        return self.grow(cache, features, tokens, committed, shape, source)
+
+    def grow(
+        self,
+        sequence: HeadKvSequence,
+        features: Tensor | FeatureRef,
+        tokens: Sequence[int],
+        committed: int,
+        shape: TreeShape,
+        source: int = 0,
+    ) -> Tree:
+        """Draft a tree behind new text: features [rows, width] and the token after each row.
+
+        The last token is the root.
+        """
+        sizes = self.level_sizes(shape)
+        prelaunched = self.prelaunched
+        assert sizes is not None
+        assert 0 < len(tokens) <= MAX_NEW_ROWS
+        nodes = min(shape.nodes, sizes.size - 1)
+        lines = shape.lines(source)
+        self.prelaunched = None
+        started = prelaunched is not None and prelaunched.started_from(
+            self.round_buffer, features, tokens, committed
+        )
+        if (
+            prelaunched is not None
+            and started
+            and prelaunched.matches(sequence, sizes, nodes, lines)
+        ):
+            self.round_buffer.features = None
+            prelaunched_pass = prelaunched.prelaunched_pass
+            timer: Callable[[], float] = partial(float, prelaunched.seconds_left(self.round_buffer))
+        else:
+            prelaunched_pass = None
+            self._prepare(sequence, sizes, committed)
+            self._place(features)
+            self._write_args(sequence, tokens, committed, nodes, lines)
+            self.args.send()
+            self.args.record_sent()
+            timer = self._run(sizes)
+        sequence.text += len(tokens)
+        return self._trees(sizes, nodes, source, timer, prelaunched_pass)
+
+    def read(
+        self, cache: HeadKvSequence, features: Tensor, tokens: Sequence[int], first: int
+    ) -> None:
+        """Prefill the beginning of a text too long for a draft; its first position is `first`."""
+        self._make_room(cache.text + len(tokens), first + len(tokens))
+        read(self.ops, self.layer, self.angles, cache, features.contiguous(), tokens, first)
+
+    def prelaunch(
+        self, shape: TreeShape, tree: Tree, cache: HeadKvSequence, committed: int, source: int = 0
+    ) -> PrelaunchedDraft | None:
+        """Prepare the next draft behind this tree's verification; None if that needs the host."""
+        sizes = self.level_sizes(shape)
+        if sizes is None or not self._ready(sizes) or not self._holds(tree):
+            return None
+        nodes = min(shape.nodes, sizes.size - 1)
+        lines = shape.lines(source)
+        self._prepare(cache, sizes, committed + MAX_NEW_ROWS)
+        if not self._ready(sizes):  # the buffers were replaced
+            return None
+        runner = self.round_buffer.runner
+        first_slot = None if runner is None else runner.first_slot(nodes + 1, sizes.depth)
+        # transferred by the captured draft itself
+        self._write_args(cache, (0,), committed, nodes, lines, first_slot or 0)
+        self.prelaunched = PrelaunchedDraft(
+            builder=self,
+            sequence=cache,
+            text=cache.text,
+            committed=committed,
+            sizes=sizes,
+            nodes=nodes,
+            lines=lines,
+            stamp=self.round_buffer.stamp,
+            seconds=self.draft_seconds[sizes],
+            runner=None if first_slot is None else runner,
+        )
+        return self.prelaunched
+
+    def _holds(self, tree: Tree) -> bool:
+        """True when the tree is the last one that was drafted into this round buffer."""
+        return (
+            isinstance(tree, DeviceTree)
+            and tree.round_use.round_buffer is self.round_buffer
+            and tree.round_use.live
+        )
+
+    @torch.inference_mode()
+    def launch(self, sizes: LevelSizes) -> None:
+        """Launch a draft that starts from the result of the verification."""
+        self.step(sizes, follows=True)()
+        self.args.record_sent()
+        self.drafts += 1
+
+    def pass_args_writer(self, runner: "PassRunner") -> Callable[[], None]:
+        """A function that writes the arguments of the pass over the drafted tree on the device."""
+        return partial(
+            self.ops.write_pass_args,
+            self.round_buffer,
+            self.args.scalars,
+            runner.network.pass_args.on_device,
+        )
+
+    def _ready(self, sizes: LevelSizes) -> bool:
+        """True when such a draft is captured and its seconds are known."""
+        step = self.captured.get((sizes, False))
+        return (
+            sizes in self.draft_seconds
+            and self.version == self.pool.version
+            and step is not None
+            and step.steady
+        )
+
+    def _prepare(self, sequence: HeadKvSequence, sizes: LevelSizes, committed: int) -> None:
+        """Make room for a draft whose root is at position `committed` at most."""
+        self._make_room(sequence.text + MAX_NEW_ROWS + sizes.opened, committed + sizes.depth)
+        self._ensure_buffers(sizes)
+
+    def path_features(self, outcome: Outcome) -> FeatureRef | None:
+        """Features of the accepted path, if the verification left them for the next draft."""
+        tree = outcome.tree
+        if not isinstance(tree, DeviceTree) or tree.round_use.round_buffer is not self.round_buffer:
+            return None
+        return (
+            tree.round_use.path_features() if tree.round_use.path == outcome.verdict.path else None
+        )
+
+    @torch.inference_mode()
+    def _place(self, features: Tensor | FeatureRef) -> None:
+        """Copy features to where the draft reads them, unless they are there."""
+        if isinstance(features, Tensor) or not features.in_place:
+            self.round_buffer.release_features()
+            given = features if isinstance(features, Tensor) else features.tensor()
+            self.hidden_states[: len(given)] = given
+        self.round_buffer.features = None
+
+    @torch.inference_mode()
+    def _run(self, sizes: LevelSizes) -> Callable[[], float]:
+        """Run a draft; a function that returns its seconds once the device has finished it."""
+        step = self.step(sizes)
+        self.drafts = self.drafts + 1
+        if sizes in self.draft_seconds and self.drafts % TIMED:
+            step()
+            return partial(self.draft_seconds.__getitem__, sizes)
+        ready = step.steady
+        self.clock.start()
+        step()
+        self.clock.stop()
+        return partial(self._timed, sizes, ready)
+
+    def _timed(self, sizes: LevelSizes, ready: bool) -> float:
+        """Seconds of the draft that was timed last; stored if it captured nothing."""
+        seconds = self.clock.seconds()
+        if ready:
+            self.draft_seconds[sizes] = seconds
+        return seconds
+
+    def _make_room(self, rows: int, positions: int) -> None:
+        """Make room for this many rows in every sequence, and rotary angles of the positions."""
+        self.pool.make_room(rows)
+        if positions > self.angles.shape[0]:
+            self.angles = angles_of(self.layer, 2 * positions)
+            self.captured.clear()
+
+    def _write_args(
+        self,
+        sequence: HeadKvSequence,
+        tokens: Sequence[int],
+        committed: int,
+        nodes: int,
+        lines: FloatArray | None,
+        first_slot: int = 0,  # of the target's KV sequence, if a pass is prelaunched
+    ) -> None:
+        new = len(tokens)
+        scalars = {NEW: new, ROOT_AT: committed, TEXT_ROWS: sequence.text, SEQUENCE: sequence.index}
+        scalars |= {NODES: nodes, LAST: new - 1, ROOT_TOKEN: tokens[-1], FIRST_SLOT: first_slot}
+        self.args.write(listed(scalars, tokens), lines)
+
+    def _ensure_buffers(self, sizes: LevelSizes) -> DraftBuffers:
+        rows = max(MAX_NEW_ROWS, sizes.beam)
+        if self.buffers is None or self.buffers.x.shape[0] < rows:
+            self.captured.clear()
+            self.buffers = DraftBuffers(self.layer, rows, OPENED)
+        return self.buffers
+
+    def step(self, sizes: LevelSizes, *, follows: bool = False) -> CapturedStep:
+        """The captured draft of these sizes; `follows`: it starts from a verdict on the device."""
+        if self.version != self.pool.version:
+            self.captured.clear()
+            self.version = self.pool.version
+        name = sizes, follows
+        if name not in self.captured:
+            depths, ranks = (
+                torch.from_numpy(column).to(self.device) for column in (sizes.depths, sizes.ranks)
+            )
+            body = partial(self.body_after_verdict if follows else self.body, sizes, depths, ranks)
+            known = follows or sizes in self.draft_seconds  # then all its kernels are loaded
+            self.captured[name] = CapturedStep(body, self.device, self.memory, ready=known)
+        return self.captured[name]
+
+    # --------------------------------------------------------------------------- captured steps
+    def body_after_verdict(self, sizes: LevelSizes, depths: Tensor, ranks: Tensor) -> None:
+        """One draft whose new text is the accepted path of a verdict on the device."""
+        self.args.send()
+        self.ops.complete_draft_args(self.round_buffer, self.args.scalars, self.args.tokens)
+        self.body(sizes, depths, ranks)
+
+    def body(self, sizes: LevelSizes, depths: Tensor, ranks: Tensor) -> None:
+        """One draft; depths and ranks [size] are those of the drafted nodes."""
+        self._text(sizes)
+        for depth in range(1, sizes.depth):
+            self._level(sizes, depth)
+        self.ops.prune(self.round_buffer, self.args.scalars, depths, ranks, sizes.depth)
+
+    def _text(self, sizes: LevelSizes) -> None:
+        """Run the rows of the new text; only the last, the root's, passes the whole layer."""
+        buffers = self._ready_buffers()
+        layer = self.layer
+        ops = self.ops
+        args = self.args
+        x = buffers.x[:MAX_NEW_ROWS]
+        base = buffers.base[:MAX_NEW_ROWS]
+        ops.project(self.hidden_states, layer.fuse, buffers.states[:MAX_NEW_ROWS])
+        ops.pair(layer, args.tokens, buffers.states[:MAX_NEW_ROWS], x, base)
+        ops.project_heads(
+            layer,
+            x,
+            args.scalars,
+            self.angles,
+            self.pool.keys,
+            self.pool.values,
+            buffers.query,
+            0,
+            0,
+        )
+        last = args.scalars[LAST : LAST + 1]
+        torch.index_select(base, 0, last, out=buffers.root_base)
+        torch.index_select(buffers.query[:MAX_NEW_ROWS], 0, last, out=buffers.root_query)
+        self._finish_layer(sizes, buffers.root_query, buffers.root_base, None, None, 0)
+
+    def _level(self, sizes: LevelSizes, depth: int) -> None:
+        """Choose the best nodes at this depth, run the head on them and add their children."""
+        buffers = self._ready_buffers()
+        layer = self.layer
+        ops = self.ops
+        args = self.args
+        round_buffer = self.round_buffer
+        rows = sizes.rows(depth)
+        above = sizes.rows(depth - 1)
+        before = sizes.before(depth)
+        first = sizes.first(depth)
+        stop = sizes.first(depth + 1)
+        opened = round_buffer.field("opened")[before : before + rows]
+        sees = buffers.sees[depth % 2, :rows]
+        ops.select(
+            layer,
+            round_buffer.field("grown_reach")[first:stop],
+            round_buffer.field("grown_tokens")[first:stop],
+            first,
+            sizes.width,
+            buffers.outputs[(depth - 1) % 2, :above],
+            buffers.sees[(depth - 1) % 2, :above] if depth > 1 else None,
+            before,
+            buffers.x[:rows],
+            buffers.base[:rows],
+            opened,
+            sees,
+        )
+        keys, values = self.pool.keys, self.pool.values
+        ops.project_heads(
+            layer,
+            buffers.x[:rows],
+            args.scalars,
+            self.angles,
+            keys,
+            values,
+            buffers.query,
+            depth,
+            before,
+        )
+        self._finish_layer(sizes, buffers.query[:rows], buffers.base[:rows], sees, opened, depth)
+
+    def _finish_layer(
+        self,
+        sizes: LevelSizes,
+        query: Tensor,
+        base: Tensor,
+        sees: Tensor | None,
+        owners: Tensor | None,
+        depth: int,
+    ) -> None:
+        """Run the rest of the layer for rows at this depth, and add their children."""
+        buffers = self._ready_buffers()
+        layer = self.layer
+        ops = self.ops
+        rows = len(query)
+        gated = buffers.gated[:rows]
+        attention_out = buffers.attention_out[:rows]
+        logits = buffers.logits[:rows]
+        middle = PrenormRows(buffers.middle[:rows], layer.mlp_norm, buffers.norm_buffers[0])
+        outputs = PrenormRows(
+            buffers.outputs[depth % 2, :rows], layer.norm, buffers.norm_buffers[1]
+        )
+        count = sizes.before(depth) + rows if depth else 0
+        ops.attend(
+            layer,
+            query,
+            self.args.scalars,
+            self.pool.keys,
+            self.pool.values,
+            sees,
+            attention_out,
+            count,
+        )
+        ops.project(attention_out, layer.out, middle, residual=base)
+        ops.project(middle, layer.gate_up, gated, gate=True)
+        ops.project(gated, layer.down, outputs, residual=middle.x)
+        ops.project(outputs, layer.head, logits)
+        ops.leaders(
+            layer,
+            logits,
+            self.args.scalars,
+            self.args.table,
+            owners,
+            depth + 1,
+            sizes.width,
+            sizes.first(depth + 1),
+            self.round_buffer,
+        )
+
+    def _ready_buffers(self) -> DraftBuffers:
+        assert self.buffers is not None
+        return self.buffers
+
+    # ---------------------------------------------------------------------------------- result
+    def _trees(
+        self,
+        sizes: LevelSizes,
+        nodes: int,
+        source: int,
+        timer: Callable[[], float],
+        prelaunched_pass: Any,
+    ) -> Tree:
+        """The drafted tree with its pruned tree; both are still on the device."""
+        round_use = RoundUse.begin(self.round_buffer, sizes.depth)
+        mark = 1 << source
+        round_use.prelaunched_pass = prelaunched_pass
+        drafted = DeviceTree(round_use, sizes.size, partial(build_drafted, sizes, mark))
+        drafted.pruned = pruned = DeviceTree(
+            round_use, nodes + 1, partial(build_pruned, sizes, nodes + 1, mark)
+        )
+        pruned.draft_timer = timer
+        return drafted

@@ -1,0 +1,1 @@
+"""Triton kernels of a pass: linear layers, attention, top-k."""

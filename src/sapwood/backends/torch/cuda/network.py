@@ -1,0 +1,329 @@
+"""A Llama-like model as five kernels a layer, one CUDA graph per shape of a pass.
+
+All buffers are static, so that a pass is an ordinary function that is either called or replayed.
+The inputs of watched layers are written to buffers of their own by the layers themselves.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
+from sapwood.backends.torch.cuda.draft.device_tree import DeviceRows as TreeRows
+from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
+from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD, HeadSizes
+from sapwood.backends.torch.cuda.kernels.linear import project
+from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, enter, normalise
+from sapwood.backends.torch.cuda.kernels.prenorm import NormScale, PrenormRows
+from sapwood.backends.torch.cuda.kernels.qkv import project_heads
+from sapwood.backends.torch.cuda.kernels.weight_prefetch import following
+from sapwood.backends.torch.cuda.kv_pool import CudaKvPool
+from sapwood.backends.torch.cuda.pass_buffers import PassBuffers, PassResult, join
+from sapwood.backends.torch.cuda.pass_inputs import (
+    MAX_ROWS,
+    PassArgs,
+    PassInputs,
+    PassRows,
+    PassShape,
+    PendingMove,
+    RootRows,
+    SingleTree,
+    WritableRows,
+    shape_of_one,
+    split_passes,
+)
+from sapwood.backends.torch.cuda.pass_setup import place
+from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
+from sapwood.backends.torch.kv_slots import KvLayout
+from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
+from sapwood.backends.torch.network import Kept, PassInput
+from sapwood.core.array_types import IntArray
+
+SLOTS = {"cuda": 4096, "cpu": 64}  # of a KV sequence at first
+# passes over trees of one round buffer after which one graph holds the pass and its preparation
+CAPTURE_AFTER = 16
+
+
+class CudaNetwork:
+    """Runs passes of a Llama-like model on a CUDA device; the network of a `CudaBackend`."""
+
+    def __init__(self, model: LlamaModel, slots: int = 0) -> None:
+        self.model = model
+        self.device = model.embedding.device
+        self.precision = str(model.embedding.dtype).removeprefix("torch.")
+        self.heads = HeadSizes(model.heads, model.kv_heads, model.head_width)
+        self.scales = [
+            NormScale.of(norm, model.eps)
+            for norm in (*(layer.norm for layer in model.layers), model.norm)
+        ]
+        self.mlp_scales = [NormScale.of(layer.mlp_norm, model.eps) for layer in model.layers]
+        self.ahead = following(model)
+        self.layout = KvLayout()
+        self.pool = CudaKvPool(
+            len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type]
+        )
+        # a second set takes the results of prelaunched passes
+        self.buffer_sets = [PassBuffers(model)]
+        self.buffers = self.buffer_sets[0]
+        self.inputs = PassInputs(self.device)
+        self.pass_args = PassArgs(self.device)
+        self._passes: dict[tuple[PassShape, int, int], CapturedStep] = {}
+        self._used: Counter[tuple[PassShape, int]] = Counter()  # passes by shape and round buffer
+        self.last: CapturedStep | None = None  # the pass that ran last
+        self.count = 0  # of passes
+        self._waited = 0  # count of passes when the host last waited for one
+        self._room = GraphMemory()
+        # both made for this version of the pool
+        self.angles = angles_of(model, self.pool.slots)
+        self._version = self.pool.version
+
+    # ---------------------------------------------------------------------------------- a network
+    def read(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run the layers."""
+        result = self._joined(rows, watched, head=False)
+        assert result.states is not None
+        return result.states, result.kept
+
+    def speak(self, states: Tensor) -> Tensor:
+        """Logits by the output head."""
+        logits = states.new_empty(len(states), self.model.vocab)
+        for start in range(0, len(states), MAX_ROWS):
+            project(
+                states[start : start + MAX_ROWS].contiguous(),
+                self.model.head,
+                logits[start : start + MAX_ROWS],
+            )
+        return logits
+
+    def adopt(self, net: nn.Module) -> nn.Module:
+        """The head itself: it was loaded in the model's number format."""
+        return net
+
+    def score(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
+        """Run the whole model."""
+        result = self._joined(rows, watched, head=True)
+        assert result.logits is not None
+        return result.logits, result.kept
+
+    def _joined(self, rows: PassInput, watched: Collection[int], head: bool) -> PassResult:
+        return join([result.copy() for result in self.run(rows, watched, head)])
+
+    def run(self, rows: PassInput, watched: Collection[int], head: bool) -> Iterator[PassResult]:
+        """Run rows in as many passes as needed; each result is overwritten by the next."""
+        for rows_of_pass in split_passes(rows):
+            yield self.run_pass(rows_of_pass, watched, head)
+
+    def run_pass(
+        self, rows: PassRows | RootRows | SingleTree, watched: Collection[int], head: bool
+    ) -> PassResult:
+        """Run one pass."""
+        self.run_shape(rows, rows.shape(head, self.heads), watched)
+        return self.buffers.result(len(rows.tokens), watched, head)
+
+    def run_mixed(
+        self, rows: WritableRows, shape: PassShape, watched: Collection[int], trees: int
+    ) -> PassResult:
+        """Run `trees` rows of trees and those of prompts behind them in one pass.
+
+        The result has logits of the former, and states of all.
+        """
+        self.run_shape(rows, shape, watched)
+        return self.buffers.mixed_result(len(rows.tokens), trees, watched)
+
+    def run_shape(self, rows: WritableRows, shape: PassShape, watched: Collection[int]) -> None:
+        """Run one pass of this shape; its results are in the buffers."""
+        self.buffers = self.buffer_sets[0]
+        self.ready(shape, watched)
+        self.inputs.send(rows, shape)
+        self._launch_step(shape)
+
+    def run_device_tree(
+        self,
+        tree: TreeRows,
+        path: Tensor,
+        nodes: int,
+        first: int,
+        length: int,
+        moved: PendingMove,
+        watched: Collection[int],
+    ) -> PassResult:
+        """Run a tree on the device over the KV sequence at slot `first`, after the pending move."""
+        shape = self._shape(nodes, length)
+        self.buffers = self.buffer_sets[0]
+        self.ready(shape, watched)
+        self.pass_args.write(first, length, nodes, moved)
+        address = path.data_ptr()
+        send = self.pass_args.send
+        self._used[shape, address] += 1
+        if self._used[shape, address] > CAPTURE_AFTER:
+            self.launch(
+                (shape, address, 0),
+                lambda: self._device_tree_pass(shape, tree, path, send, self.step),
+                known=True,
+            )
+        else:
+            self._device_tree_pass(shape, tree, path, send, self._launch_step)
+        self.pass_args.record_sent()
+        return self.buffers.result(nodes, watched, head=True)
+
+    def is_frequent(self, nodes: int, length: int, path: Tensor) -> bool:
+        """True when passes like this one are frequent, so that all their buffers exist."""
+        return (
+            self._used[self._shape(nodes, length), path.data_ptr()] > CAPTURE_AFTER
+            and self._version == self.pool.version
+        )
+
+    def prelaunch(
+        self, tree: TreeRows, path: Tensor, nodes: int, length: int, write_args: Callable[[], None]
+    ) -> int:
+        """Launch the pass over a tree behind its draft; the index of the buffers of its result.
+
+        The text before the tree has at most `length` tokens.
+        """
+        if len(self.buffer_sets) == 1:
+            self.buffer_sets.append(self.buffers.twin(self.model))
+        shape = self._shape(nodes, length)
+        before = self.buffers
+        index = 1 - self.buffer_sets.index(before)
+        self.buffers = self.buffer_sets[index]
+        name = shape, path.data_ptr(), 1 + index
+        self.launch(
+            name,
+            lambda: self._device_tree_pass(shape, tree, path, write_args, self.step),
+            known=True,
+        )
+        self.buffers = before
+        return index
+
+    def prelaunched_result(self, index: int, rows: int, watched: Collection[int]) -> PassResult:
+        """The result of a prelaunched pass, in the buffers of this index."""
+        self.buffers = self.buffer_sets[index]
+        return self.buffers.result(rows, watched, head=True)
+
+    def _shape(self, nodes: int, length: int) -> PassShape:
+        return shape_of_one(nodes, length, -(-nodes // WORD), True, self.heads, nodes > 1)
+
+    def _device_tree_pass(
+        self,
+        shape: PassShape,
+        tree: TreeRows,
+        path: Tensor,
+        write_args: Callable[[], None],
+        step: Callable[[PassShape], None],
+    ) -> None:
+        """The pass over a tree on the device; `write_args` writes or transfers its arguments."""
+        write_args()
+        self.pool.keep(path, self.pass_args.on_device)
+        place(tree, self.pass_args.on_device, self.inputs, shape)
+        step(shape)
+
+    # ------------------------------------------------------------------------------------- passes
+    def ready(self, shape: PassShape, watched: Collection[int]) -> None:
+        """Make room for a pass; drop graphs that were captured for replaced buffers."""
+        moved = False
+        for buffers in self.buffer_sets:
+            moved |= buffers.watch(watched)
+            moved |= buffers.reserve(shape.logit_rows)
+        if self._version != self.pool.version:
+            self.angles = angles_of(self.model, self.pool.slots)
+            self._version = self.pool.version
+            moved = True
+        if moved:
+            self._passes.clear()
+            self._used.clear()
+
+    def _launch_step(self, shape: PassShape) -> None:
+        self.launch((shape, 0, 0), lambda: self.step(shape))
+
+    def launch(
+        self, name: tuple[PassShape, int, int], body: Callable[[], None], *, known: bool = False
+    ) -> None:
+        """Run the pass of this name, capturing it if it is new.
+
+        A name is a shape, the address of a round buffer's path or 0, and 1 + the index of the
+        buffers of a prelaunched pass or 0.
+        """
+        step = self._passes.get(name)
+        if step is None:
+            step = self._passes[name] = CapturedStep(body, self.device, self._room, ready=known)
+        self.last = step
+        self.count = self.count + 1
+        step()
+
+    def best_on_host(self) -> IntArray:
+        """Wait for the last pass; its best token of each row, in a buffer that is overwritten."""
+        if self.device.type == "cuda" and self._waited != self.count:
+            torch.cuda.current_stream(self.device).synchronize()
+            self._waited = self.count
+        return self.buffers.host_best_array
+
+    @property
+    def sampler(self) -> DeviceSampler:
+        """Samples tokens from the logits of the last pass."""
+        if self.buffers.sampler is None:
+            self.buffers.sampler = DeviceSampler(self.buffers.logits)
+        return self.buffers.sampler
+
+    def step(self, shape: PassShape) -> None:
+        """All kernels of a pass, over static buffers."""
+        model = self.model
+        buffers = self.buffers
+        m = shape.rows
+        depth = len(self.model.layers)
+        x = self._input(0, m)
+        tokens, positions, _, blocks, words = self.inputs.parts(shape)
+        paths = open_paths(words, positions, blocks, shape.tiles)
+        enter(x, model.embedding, tokens, self.angles, positions, buffers.row_angles)
+        for index in range(depth):
+            x = self._layer(index, x, shape, paths)
+        if depth in buffers.watched or shape.keeps_states:
+            final = buffers.watched.get(depth, buffers.final)
+            normalise(x.x, x.scale, final[:m])
+            if shape.keeps_states and final is not buffers.final:
+                buffers.final[:m] = final[:m]
+        if shape.head:
+            asked = shape.logit_rows
+            logits = buffers.logits[:asked]
+            project(x.first(asked), model.head, logits)
+            best_tokens(logits, buffers.best[:asked])
+            buffers.host_best[:asked].copy_(buffers.best[:asked], non_blocking=True)
+
+    def _input(self, layer: int, rows: int) -> PrenormRows:
+        """The buffer of a layer's input, or of the output head's."""
+        watched = self.buffers.watched if layer < len(self.model.layers) else {}
+        buffer = watched[layer] if layer in watched else self.buffers.streams[layer % 2]
+        return PrenormRows(buffer[:rows], self.scales[layer], self.buffers.norm_buffers[0])
+
+    def _layer(self, index: int, x: PrenormRows, shape: PassShape, paths: Tensor) -> PrenormRows:
+        """One decoder layer; its output [rows, width]."""
+        model = self.model
+        buffers = self.buffers
+        m = shape.rows
+        layer: LlamaLayer = model.layers[index]
+        _, positions, slots, blocks, _ = self.inputs.parts(shape)
+        planes = self.pool.planes(index)
+        queries = buffers.queries[:m]
+        attention_out = buffers.attention_out[:m]
+        project_heads(
+            x, layer.qkv, queries, planes, heads=self.heads, angles=buffers.row_angles, slots=slots,
+            bias=layer.qkv_bias, query_norm=layer.query_norm, key_norm=layer.key_norm,
+        )  # fmt: skip
+        attend(
+            queries, planes, attention_out, heads=self.heads, blocks=blocks, positions=positions,
+            paths=paths, scale=model.scale,
+            tiles=shape.tiles, window=layer.window,
+        )  # fmt: skip
+        middle = PrenormRows(buffers.middle[:m], self.mlp_scales[index], buffers.norm_buffers[1])
+        project(attention_out, layer.out, middle, residual=x.x)
+        project(middle, layer.gate_up, buffers.inner[:m], gate=True, ahead=self.ahead[index])
+        after = self._input(index + 1, m)
+        project(buffers.inner[:m], layer.down, after, residual=middle.x)
+        return after
+
+
+def angles_of(model: LlamaModel, positions: int) -> Tensor:
+    """Cosines and sines of the rotation by position, [positions, head width] float32."""
+    places = torch.arange(positions, device=model.rates.device)[:, None] * model.rates
+    return torch.cat((places.cos(), places.sin()), -1) * model.amplitude

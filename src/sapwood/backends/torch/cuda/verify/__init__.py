@@ -1,0 +1,1 @@
+"""Verification on the device: the target's tokens, and the accepted path."""

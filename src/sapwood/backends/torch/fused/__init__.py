@@ -1,1 +1,0 @@
-"""Llama-like models on a CUDA device: few kernels, one graph per pass."""

@@ -1,0 +1,175 @@
+"""Reads a GGUF file into block layers as it is, without a converted copy of its weights.
+
+A file with kinds of tensors that have no products here, or of a model that is not Llama-like, is
+left to the conversion.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sapwood.backends.torch.backend import TorchBackend
+from sapwood.backends.torch.config import LlamaConfig
+from sapwood.backends.torch.cpu_int8 import int8_gemm
+from sapwood.backends.torch.cpu_int8.block_linear import BlockLayer, BlockLinear
+from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
+from sapwood.backends.torch.cpu_int8.network import Int8Network
+from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, give_back, prefix, shapes
+from sapwood.backends.torch.gguf_blocks import EXACT, FLOATS, NAMES, GgufMatrix, floats_of
+from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
+from sapwood.backends.torch.llama import LlamaModel, plain, window_of
+from sapwood.common.gguf_header import GgufHeader, TensorInfo
+
+# tensor names of transformers -> of GGUF files; layers come below
+TOP = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+FUSED = ("attn_q", "attn_k", "ffn_gate")  # others lie under these in one matrix
+PERMUTED = "llama"  # architecture whose rotated pairs lie side by side
+
+
+def file_name(name: str) -> str:
+    """Name in GGUF files of a tensor of transformers."""
+    if name in TOP:
+        return TOP[name]
+    _, _, index, rest = name.split(".", 3)
+    part, kind = rest.rsplit(".", 1)
+    return f"blk.{index}.{PARTS[part]}.{kind}"
+
+
+def other_kinds(header: GgufHeader) -> str:
+    """Why the kinds of a file's tensors are not read as they are; empty if they are."""
+    kinds = {tensor.kind for tensor in header.tensors}
+    if other := kinds - NAMES.keys() - set(FLOATS):
+        return f"tensors of its kind {min(other)} have no products here"
+    return "" if kinds & NAMES.keys() else "its weights are floats"
+
+
+def missing_reason(config: LlamaConfig | None, header: GgufHeader) -> str:
+    """Why a model is not read as it is from its file; empty if it is."""
+    if config is None or not plain(config):
+        return f"its layers ({header.architecture}) have no products here"
+    if not int8_gemm.available():
+        return "its products cannot be run here"
+    found = {tensor.name: tensor for tensor in header.tensors}
+    wanted = {file_name(name): shape for name, shape in shapes(config).items()}
+    if any(name not in found or found[name].shape[::-1] != wanted[name] for name in wanted):
+        return "its tensors are not those of its architecture"
+    if found.keys() - wanted.keys():
+        return f"it has another tensor, {min(found.keys() - wanted.keys())}"
+    above = [found[name] for name in wanted if name.split(".")[-2] in FUSED]
+    if any(tensor.shape[1] % BLOCK for tensor in above):
+        return f"a matrix has outputs that are no multiple of {BLOCK}"
+    return ""
+
+
+def rounded_kinds(header: GgufHeader) -> str:
+    """Words for the kinds of matrices that are rounded to 8 bits; empty if none is."""
+    kinds = {tensor.kind for tensor in header.tensors if len(tensor.shape) == 2}
+    names = [NAMES.get(kind, "float") for kind in sorted(kinds - EXACT.keys())]
+    return f"its {' and '.join(dict.fromkeys(names))} weights in 8 bits" if names else ""
+
+
+class GgufTensors:
+    """The tensors of a GGUF file by their names in transformers."""
+
+    def __init__(self, path: Path, header: GgufHeader, config: LlamaConfig) -> None:
+        self.path = path
+        self.header = header
+        self.config = config
+        self.found = {tensor.name: tensor for tensor in header.tensors}
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The table entry of a tensor."""
+        return self.found[file_name(name)]
+
+    def matrix(self, name: str) -> GgufMatrix:
+        """A matrix."""
+        heads = None
+        if self.header.architecture == PERMUTED and name.endswith("q_proj.weight"):
+            heads = self.config.num_attention_heads
+        elif self.header.architecture == PERMUTED and name.endswith("k_proj.weight"):
+            heads = self.config.num_key_value_heads
+        return GgufMatrix(self.path, self.header, self.tensor(name), heads)
+
+    def vector(self, name: str) -> Tensor:
+        """A vector, float32."""
+        info = self.tensor(name)
+        start = self.header.data + info.offset
+        found = np.fromfile(self.path, np.uint8, info.size, offset=start)
+        return torch.from_numpy(floats_of(found[None], info.kind)[0].copy())
+
+    def layer(self, index: int) -> BlockLayer:
+        """One layer, projections of one input fused."""
+        start = prefix(index)
+        attention = start + "self_attn."
+        kinds = self.config.layer_types
+        return BlockLayer(
+            norm=self.vector(start + "input_layernorm.weight"),
+            qkv=self._linear(*(f"{attention}{part}_proj.weight" for part in "qkv")),
+            qkv_bias=self._bias([f"{attention}{part}_proj.bias" for part in "qkv"]),
+            query_norm=self._vector_or_none(attention + "q_norm.weight"),
+            key_norm=self._vector_or_none(attention + "k_norm.weight"),
+            out=self._linear(attention + "o_proj.weight"),
+            mlp_norm=self.vector(start + "post_attention_layernorm.weight"),
+            gate_up=self._linear(start + "mlp.gate_proj.weight", start + "mlp.up_proj.weight"),
+            down=self._linear(start + "mlp.down_proj.weight"),
+            window=window_of(self.config, kinds[index] if kinds else None),
+        )
+
+    def _linear(self, *names: str) -> BlockLinear:
+        return BlockLinear([self.matrix(name) for name in names])
+
+    def _vector_or_none(self, name: str) -> Tensor | None:
+        return self.vector(name) if file_name(name) in self.found else None
+
+    def _bias(self, names: list[str]) -> Tensor | None:
+        if file_name(names[0]) not in self.found:
+            return None
+        return torch.cat([self.vector(name) for name in names])
+
+
+def open_gguf(
+    path: Path, header: GgufHeader, config: LlamaConfig, name: str, load: Callable[[], Any]
+) -> TorchBackend:
+    """A backend for a file that can be read as it is; `load` loads the transformers model."""
+    tensors = GgufTensors(path, header, config)
+    embedding = tensors.matrix(EMBEDDING)
+    head = embedding if config.tie_word_embeddings else tensors.matrix(HEAD)
+
+    def layers() -> Iterator[BlockLayer]:
+        for index in range(config.num_hidden_layers):
+            yield tensors.layer(index)
+
+    network = Int8Network(frame_of(config, tensors), layers(), BlockLinear([head]), embedding)
+    give_back()
+    first, last = (LazyMatrix(partial(floats_tensor, each)) for each in (embedding, head))
+    model = LazyModel(config, first, first if config.tie_word_embeddings else last, load)
+    return TorchBackend(model, name, network)
+
+
+def floats_tensor(matrix: GgufMatrix) -> Tensor:
+    """A whole matrix in float32."""
+    return torch.from_numpy(matrix.floats())
+
+
+def frame_of(config: LlamaConfig, tensors: GgufTensors) -> LlamaModel:
+    """The model description; its matrices are shapes without memory, as they stay in the file."""
+    table = torch.empty((config.vocab_size, config.hidden_size), device="meta")
+    return frame(config, table, tensors.vector(NORM), table)

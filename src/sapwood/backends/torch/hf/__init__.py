@@ -1,0 +1,1 @@
+"""Any Hugging Face causal model, through its own code and a tree mask."""

@@ -1,0 +1,73 @@
+"""A stand-in for a transformers model, which is loaded only if its own code is needed."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from sapwood.backends.torch.config import LlamaConfig
+
+
+class LazyMatrix:
+    """A matrix of the model that is read on first use."""
+
+    def __init__(self, read: Callable[[], Tensor]) -> None:
+        self._read = read
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """The matrix, float32."""
+        return self._read()
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Logits of states, with this matrix as output head."""
+        return nn.functional.linear(states, self.weight)
+
+
+class LazyModel:
+    """A transformers model on a CPU that is loaded when other attributes are read."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(
+        self, config: LlamaConfig, embedding: LazyMatrix, head: LazyMatrix, load: Callable[[], Any]
+    ) -> None:
+        self.config = config
+        self._embedding = embedding
+        self._head = head
+        self._load = load
+
+    @property
+    def vocab(self) -> int:
+        """Vocabulary size."""
+        return self.config.vocab_size
+
+    def get_input_embeddings(self) -> LazyMatrix:
+        """The input embedding."""
+        return self._embedding
+
+    def get_output_embeddings(self) -> LazyMatrix:
+        """The output head."""
+        return self._head
+
+    def eval(self) -> Self:
+        """Return the model: it is not trained here."""
+        return self
+
+    @cached_property
+    def whole(self) -> Any:
+        """The transformers model; loading it takes seconds and its full memory."""
+        return self._load()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
+def whole(model: Any) -> Any:
+    """The transformers model behind a possible `LazyModel`."""
+    return model.whole if isinstance(model, LazyModel) else model
