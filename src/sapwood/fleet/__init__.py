@@ -1,0 +1,1 @@
+"""Replicas: several servers behind one front that loses no stream, and where they are deployed."""

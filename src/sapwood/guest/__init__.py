@@ -1,0 +1,1 @@
+"""Sapwood inside other engines: it drafts for vLLM and SGLang, which verify and serve."""

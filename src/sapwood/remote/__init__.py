@@ -1,0 +1,1 @@
+"""Drafters and targets on other machines: messages over one TCP connection."""

@@ -1,1 +1,0 @@
-"""The server: many requests, one model, trees that share a budget."""

@@ -1,0 +1,1 @@
+"""`sapwood serve`: the OpenAI-compatible server."""

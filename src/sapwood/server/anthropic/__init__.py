@@ -1,0 +1,1 @@
+"""The Anthropic API: messages translated to chats, and their responses back."""

@@ -1,0 +1,56 @@
+"""Reads the body of a request: JSON only, within limits of size and time."""
+
+import asyncio
+
+from starlette.requests import Request
+
+from sapwood.server.errors import ApiError, ClientDisconnected
+from sapwood.server.limits import Limits
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body; refused as soon as it is too large, and never held beyond the limit."""
+    check_head(request, limits)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnected(
+                        "the client disconnected before its request was complete"
+                    )
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limits.body:
+                    raise too_large(limits)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"the body was not complete after {limits.body_seconds:g} s",
+            headers={"Connection": "close"},
+        ) from error
+
+
+def check_head(request: Request, limits: Limits) -> None:
+    """Refuse a body by its headers: type, encoding and length."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "the body must be JSON; send Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "compressed bodies are not supported; send plain JSON")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > limits.body:
+        raise too_large(limits)
+
+
+def too_large(limits: Limits) -> ApiError:
+    """The error of a body above the limit."""
+    return ApiError(
+        413,
+        f"the body is larger than {limits.body} bytes; send less",
+        headers={"Connection": "close"},
+    )

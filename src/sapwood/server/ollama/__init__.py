@@ -1,0 +1,1 @@
+"""The Ollama API: chats and prompts translated to the OpenAI requests, and responses back."""

@@ -1,0 +1,1 @@
+"""The OpenAI API: chats, completions, responses and embeddings; request schema, prompts, tools."""

@@ -1,0 +1,1 @@
+"""The page at `/` that shows trees while they grow, and its data."""
