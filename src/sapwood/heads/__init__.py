@@ -1,1 +1,1 @@
-"""Networks of the trained drafters, and their files."""
+"""Networks of trained drafters, and their file formats."""

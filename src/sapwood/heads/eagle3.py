@@ -1,6 +1,6 @@
 """The EAGLE-3 head (arXiv 2503.01840): one decoder layer over fused features of the target.
 
-Row t pairs what the target thought at position t with the token at t + 1, and predicts the token
+Row t pairs the target's hidden states at position t with the token at t + 1, and predicts the token
 at t + 2. The first step reads three layers of the target; later steps read the head's own output.
 Tensors carry the names that EAGLE, SGLang and vLLM expect.
 """
@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sapwood.heads.layers import Attention, GatedMLP, Norm, Shape, linear, voice
+from sapwood.heads.layers import Attention, GatedMLP, LayerShape, RMSNorm, head_logits, linear
 
 FEATURES = 3  # layers of the target that are fused: low, middle, high
 
@@ -20,42 +20,45 @@ FEATURES = 3  # layers of the target that are fused: low, middle, high
 class Eagle3Config:
     """Sizes of an EAGLE-3 head and of the target it was made for."""
 
-    shape: Shape
+    shape: LayerShape
     target_width: int
     vocab: int  # of the target
     draft_vocab: int  # tokens the head can propose
     features: tuple[int, int, int]  # target layers whose inputs are read
     context: int = 8192
-    norm_before_residual: bool = False  # the residual stream takes the feature before (False) or after its norm
+    # the residual stream takes the feature before (False) or after its norm
+    norm_before_residual: bool = False
 
 
 class Eagle3Layer(nn.Module):
-    """The decoder layer: attention over [embedding; feature], a gated MLP, residuals on the feature."""
+    """Decoder layer: attention over [embedding; feature], gated MLP, residuals on the feature."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         shape = config.shape
         self.after = config.norm_before_residual
-        self.input_layernorm = Norm(shape.width, shape.eps)
-        self.hidden_norm = Norm(shape.width, shape.eps)
+        self.input_layernorm = RMSNorm(shape.width, shape.eps)
+        self.hidden_norm = RMSNorm(shape.width, shape.eps)
         self.self_attn = Attention(shape, 2 * shape.width)
-        self.post_attention_layernorm = Norm(shape.width, shape.eps)
+        self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape)
 
-    def project(self, embeds: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of rows that pair embeddings with states, both [batch, rows, width]."""
+    def project(
+        self, embeds: Tensor, states: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of embeddings paired with states, both [batch, rows, width]."""
         joined = torch.cat((self.input_layernorm(embeds), self.hidden_norm(states)), -1)
         return self.self_attn.project(joined, positions)
 
     def finish(self, states: Tensor, read: Tensor) -> Tensor:
-        """The layer's output from its input states and what attention read, both [batch, rows, width]."""
+        """The layer's output from its input states and attention's output [batch, rows, width]."""
         middle = (self.hidden_norm(states) if self.after else states) + read
         out: Tensor = middle + self.mlp(self.post_attention_layernorm(middle))
         return out
 
 
-class Eagle3(nn.Module):
-    """Fused features in, a law over the draft vocabulary out."""
+class Eagle3Head(nn.Module):
+    """Fused features in, logits over the draft vocabulary out."""
 
     kind: ClassVar[str] = "eagle3"
 
@@ -68,7 +71,7 @@ class Eagle3(nn.Module):
         width = config.shape.width
         self.fc = linear(FEATURES * config.target_width, width)
         self.midlayer = Eagle3Layer(config)
-        self.norm = Norm(width, config.shape.eps)
+        self.norm = RMSNorm(width, config.shape.eps)
         self.lm_head = linear(width, config.draft_vocab)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(config.vocab, dtype=torch.bool))
@@ -89,6 +92,12 @@ class Eagle3(nn.Module):
         states: Tensor = self.fc(features)
         return states
 
+    def tree_builder(self, embedding: Tensor) -> None:
+        """None: only a network's own form of a head has a builder of whole trees."""
+
+    def best(self, outputs: Tensor, count: int) -> None:
+        """None: the best tokens are computed from the logits."""
+
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits over the draft vocabulary."""
-        return voice(self.lm_head, self.norm(outputs))
+        return head_logits(self.lm_head, self.norm(outputs))

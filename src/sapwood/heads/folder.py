@@ -1,4 +1,4 @@
-"""A folder with `config.json` and safetensors: read strictly, written whole or not at all.
+"""Reads and writes head folders: `config.json` and safetensors, written atomically.
 
 Nothing is ever unpickled, since a pickle may run any code when it is opened.
 """
@@ -15,19 +15,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
+from sapwood.common.drafter_store import CONFIG, WEIGHTS
 from sapwood.errors import SapwoodError
-from sapwood.trained import CONFIG, WEIGHTS
 
 Tensors = dict[str, Tensor]
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)  # that a head's weights may be stored in
-MARKS = ("sapwood", "speculators_model_type", "draft_vocab_size")  # keys that only the config of a head has
+# keys that only the config of a head has
+HEAD_KEYS = ("sapwood", "speculators_model_type", "draft_vocab_size")
 AGAIN = "download or save it again"
 
 
 def refuse(folder: Path, reason: str) -> NoReturn:
-    """One sentence about this folder."""
+    """Raise an error about this folder."""
     raise SapwoodError(f"head folder {folder} {reason}")
 
 
@@ -40,15 +41,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=no_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise SapwoodError(f"head folder {folder} has a {CONFIG} that is not JSON ({error}); {AGAIN}") from error
+        raise SapwoodError(
+            f"head folder {folder} has a {CONFIG} that is not JSON ({error}); {AGAIN}"
+        ) from error
     if not isinstance(found, dict):
         refuse(folder, f"has a {CONFIG} that is not an object; {AGAIN}")
     return found
 
 
-def no_constant(word: str) -> NoReturn:
-    """NaN and the infinities are Python's, not JSON's."""
-    raise ValueError(f"{word} is not a number")
+def no_constant(name: str) -> NoReturn:
+    """Refuse NaN and the infinities, which are not JSON."""
+    raise ValueError(f"{name} is not a number")
 
 
 def read_tensors(folder: Path, name: str = WEIGHTS) -> Tensors:
@@ -67,7 +70,9 @@ def read_tensors(folder: Path, name: str = WEIGHTS) -> Tensors:
 def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
     """The file of this name, or its shards; a pickle is refused."""
     whole = folder / name
-    files = [whole] if whole.is_file() else sorted(folder.glob(f"{whole.stem}-*-of-*{whole.suffix}"))
+    files = (
+        [whole] if whole.is_file() else sorted(folder.glob(f"{whole.stem}-*-of-*{whole.suffix}"))
+    )
     if files:
         return files
     for pattern in PICKLES:
@@ -91,18 +96,22 @@ def check_fit(skeleton: nn.Module, tensors: Tensors, folder: Path) -> None:
             refuse(folder, f"holds a tensor {name!r} {shapes}; {AGAIN}")
         allowed = FLOATS if want.is_floating_point() else (want.dtype,)
         if got.dtype not in allowed:
-            words = " or ".join(map(dtype_name, allowed))
-            refuse(folder, f"holds a tensor {name!r} of {dtype_name(got.dtype)} where {words} belongs; {AGAIN}")
+            wanted_types = " or ".join(map(dtype_name, allowed))
+            refuse(
+                folder,
+                f"holds a tensor {name!r} of {dtype_name(got.dtype)} "
+                f"where {wanted_types} belongs; {AGAIN}",
+            )
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without the library's."""
+    """The name of a dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
 # ---------------------------------------------------------------------------------------- writing
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files beside their places, then rename them; the same content gives the same bytes."""
+    """Write both files under temporary names, then rename; same content gives same bytes."""
     check_place(folder)
     try:
         text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n"
@@ -110,7 +119,9 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
         raise SapwoodError(
             f"the config of head folder {folder} cannot be JSON ({error}); give it plain values"
         ) from error
-    weights = serialise({name: half(name, tensors[name]) for name in sorted(tensors)}, {"format": "pt"})
+    weights = serialise(
+        {name: to_float16(name, tensors[name]) for name in sorted(tensors)}, {"format": "pt"}
+    )
     drafts = {folder / f".{name}.{os.getpid()}.new": folder / name for name in (WEIGHTS, CONFIG)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +130,10 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
         for draft, place in drafts.items():
             os.replace(draft, place)
     except OSError as error:
-        reason = f"cannot be written ({error}); make room or use another place, what was there before is kept"
+        reason = (
+            f"cannot be written ({error}); "
+            "make room or use another place, what was there before is kept"
+        )
         raise SapwoodError(f"head folder {folder} {reason}") from error
     finally:
         for draft in drafts:
@@ -128,21 +142,24 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 
 
 def check_place(folder: Path) -> None:
-    """Refuse to write over a model that is no head."""
+    """Refuse to overwrite a model that is not a head."""
     try:
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # nothing there, or nothing that anybody could load
+    except (OSError, ValueError, RecursionError):  # no config, or none that can be loaded
         return
-    if not (isinstance(found, dict) and any(mark in found for mark in MARKS)):
+    if not (isinstance(found, dict) and any(key in found for key in HEAD_KEYS)):
         refuse(folder, f"already holds a {CONFIG} of something else; use another folder")
 
 
-def half(name: str, tensor: Tensor) -> Tensor:
-    """A copy as it is stored: floats in 16 bits, all else as it is."""
+def to_float16(name: str, tensor: Tensor) -> Tensor:
+    """A copy for storage: floats in 16 bits, others as they are."""
     plain = tensor.detach().cpu()
     if not plain.is_floating_point():
         return plain.clone(memory_format=torch.contiguous_format)
     small = plain.to(torch.float16, copy=True, memory_format=torch.contiguous_format)
     if not bool(small.isfinite().all()):
-        raise SapwoodError(f"tensor {name!r} holds values that are not finite in float16; the head was trained badly")
+        raise SapwoodError(
+            f"tensor {name!r} holds values that are not finite in float16; "
+            "the head was trained badly"
+        )
     return small

@@ -1,4 +1,4 @@
-"""The blocks all heads share: a Llama-like decoder layer, in few operations, with keys kept by the caller."""
+"""Layers that all heads share: a Llama-like decoder layer whose KV cache is the caller's."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FEW = 8  # rows of states up to which a CPU does better with them as columns
+FEW = 8  # rows up to which a CPU is faster with states as columns
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """Sizes of a decoder layer."""
 
     width: int  # of the residual stream
@@ -22,8 +22,8 @@ class Shape:
     theta: float = 10_000.0  # base of the rotary angles
 
 
-class Norm(nn.RMSNorm):
-    """A norm whose weight follows the input's precision, without which the fused kernel stays away."""
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm with its weight in the input's dtype, which the fused kernel needs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The rows of x at unit scale, weighted."""
@@ -35,19 +35,20 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-def speak(states: Tensor, rows: Tensor) -> Tensor:
+def output_logits(states: Tensor, rows: Tensor) -> Tensor:
     """Logits [..., vocab] of states [..., width] by an output head's rows [vocab, width]."""
     count = states.numel() // states.shape[-1]
-    if states.is_cpu and 1 < count <= FEW:  # measured: few columns of a tall product take half the time of few rows
+    # measured: a product with few columns takes half the time of one with few rows
+    if states.is_cpu and 1 < count <= FEW:
         columns = states.reshape(count, -1).t()
         return (rows @ columns).t().contiguous().view(*states.shape[:-1], len(rows))
     return F.linear(states, rows)
 
 
-def voice(head: nn.Module, states: Tensor) -> Tensor:
-    """Logits of states by an output head, as they are or packed."""
+def head_logits(head: nn.Module, states: Tensor) -> Tensor:
+    """Logits of states by an output head, plain or quantised."""
     if isinstance(head, nn.Linear):
-        return speak(states, head.weight)
+        return output_logits(states, head.weight)
     logits: Tensor = head(states)
     return logits
 
@@ -57,7 +58,8 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     rates = theta ** (torch.arange(half, device=x.device, dtype=torch.float32) / -half)
     angles = positions[..., None, :, None].float() * rates  # [..., 1, rows, half]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos = angles.cos().to(x.dtype)
+    sin = angles.sin().to(x.dtype)
     left, right = x[..., :half], x[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
@@ -65,7 +67,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention whose input may be wider than its output."""
 
-    def __init__(self, shape: Shape, inputs: int) -> None:
+    def __init__(self, shape: LayerShape, inputs: int) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = linear(inputs, shape.heads * shape.head_width)
@@ -74,7 +76,7 @@ class Attention(nn.Module):
         self.o_proj = linear(shape.heads * shape.head_width, shape.width)
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [batch, heads, rows, d] of x [batch, rows, inputs] at positions [batch, rows]."""
+        """Queries, keys and values [batch, heads, rows, d] of x [batch, rows, inputs]."""
         batch, rows, _ = x.shape
 
         def split(y: Tensor, heads: int) -> Tensor:
@@ -84,13 +86,18 @@ class Attention(nn.Module):
         key = rotate(split(self.k_proj(x), self.shape.kv_heads), positions, self.shape.theta)
         return query, key, split(self.v_proj(x), self.shape.kv_heads)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
-        """What the rows read, [batch, rows, width], from keys [batch, kv heads, keys, d] under a mask [rows, keys]."""
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """Output [batch, rows, width] over keys [batch, kv heads, keys, d], mask [rows, keys]."""
         group = self.shape.heads // self.shape.kv_heads
-        if query.is_cuda and group > 1:  # the fused CUDA kernels with a mask know no groups
-            key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        if query.is_cuda and group > 1:  # fused CUDA kernels with a mask do not support groups
+            key = key.repeat_interleave(group, 1)
+            value = value.repeat_interleave(group, 1)
             group = 1
-        read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=group > 1)
+        read = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=group > 1
+        )
         out: Tensor = self.o_proj(read.transpose(1, 2).flatten(2))
         return out
 
@@ -98,7 +105,7 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """Llama's feed-forward block."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.gate_proj = linear(shape.width, shape.inner)
         self.up_proj = linear(shape.width, shape.inner)

@@ -1,8 +1,8 @@
 """A recurrent head: one small state follows the drafted tokens (ReDrafter, arXiv 2403.09919).
 
-The state begins as the target's final state at position t. Each token moves it by a gated step; the
-law of the next token is read from the state and from what the target thought at t. The paper's step
-is SiLU(U state + W embedding); here a gate decides how much of the state it replaces.
+The state starts as the target's final state at position t. Each token updates it by a gated step;
+the next token is predicted from this state and the target's final state at t. The paper's step is
+SiLU(U state + W embedding); here a gate decides how much of the state it replaces.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sapwood.heads.borrowed import Borrowed
-from sapwood.heads.layers import Norm, linear
+from sapwood.heads.layers import RMSNorm, linear
+from sapwood.heads.tied_base import TiedBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class RecurrentConfig:
     eps: float = 1e-5
 
 
-class Recurrent(Borrowed):
-    """A state and a token in, the next state and a law over the draft vocabulary out."""
+class RecurrentHead(TiedBase):
+    """A state and a token in, the next state and logits over the draft vocabulary out."""
 
     kind: ClassVar[str] = "recurrent"
 
@@ -37,14 +37,14 @@ class Recurrent(Borrowed):
         super().__init__(config.width, config.vocab, config.draft_vocab)
         self.config = config
         width = config.width
-        self.begin_norm = Norm(width, config.eps)
-        self.state_norm = Norm(width, config.eps)
-        self.token_norm = Norm(width, config.eps)
+        self.begin_norm = RMSNorm(width, config.eps)
+        self.state_norm = RMSNorm(width, config.eps)
+        self.token_norm = RMSNorm(width, config.eps)
         self.gate = nn.Linear(2 * width, width)
         self.update = nn.Linear(2 * width, width)
         self.fuse = linear(2 * width, width)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.blocks))
-        self.norm = Norm(width, config.eps)
+        self.norm = RMSNorm(width, config.eps)
 
     def begin(self, final: Tensor) -> Tensor:
         """The first state, from the target's final state [..., width]."""
@@ -58,7 +58,7 @@ class Recurrent(Borrowed):
         return keep * states + (1 - keep) * F.silu(self.update(joined))
 
     def outputs(self, states: Tensor, first: Tensor) -> Tensor:
-        """What `logits` reads, from states and the one they began as, both [..., width]."""
+        """Input of `logits`, from states and their first state, both [..., width]."""
         found: Tensor = self.fuse(torch.cat((self.state_norm(states), first), -1))
         for block in self.blocks:
             found = found + F.silu(block(found))
@@ -66,4 +66,4 @@ class Recurrent(Borrowed):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits over the draft vocabulary."""
-        return self.speak(self.norm(outputs))
+        return self.output_logits(self.norm(outputs))

@@ -1,1 +1,1 @@
-"""Training drafters on text that the target itself wrote."""
+"""`sapwood train`: train drafters on text that the target wrote."""

@@ -7,33 +7,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sapwood.arrays import IntArray
+from sapwood.core.array_types import IntArray
 from sapwood.train.corpus import Corpus
 
 STEP = 64  # lengths are rounded up to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Texts side by side, padded on the right, with what the target made of them."""
+class TrainBatch:
+    """Texts padded on the right, with the target's hidden states."""
 
     tokens: Tensor  # [batch, rows]
     lengths: Tensor  # [batch]
-    answers: Tensor  # [batch] where the target's own words begin
+    answers: Tensor  # [batch] where the target's own text begins
     features: Tensor  # [batch, rows, layers * width]
     final: Tensor  # [batch, rows, width]
 
-    def judged(self) -> tuple[Tensor, Tensor]:
-        """(text, position) of every state that says a word of an answer, each [rows]."""
+    def labelled_places(self) -> tuple[Tensor, Tensor]:
+        """(text, position) of every state that predicts a token of an answer, each [rows]."""
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        said = (place >= self.answers[:, None] - 1) & (place < self.lengths[:, None] - 1)
-        texts, places = said.nonzero(as_tuple=True)
+        inside = (place >= self.answers[:, None] - 1) & (place < self.lengths[:, None] - 1)
+        texts, places = inside.nonzero(as_tuple=True)
         return texts, places
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Which texts are read together: groups of one rounded length, shuffled anew in every epoch."""
+class BatchOrder:
+    """Batches of texts of similar length, shuffled anew in every epoch."""
 
     lengths: IntArray  # [texts]
     tokens: int  # of one batch, padding included
@@ -52,7 +52,7 @@ class Order:
         return [batches[index] for index in rng.permutation(len(batches))]
 
     def after(self, done: int) -> Iterator[IntArray]:
-        """Batches for ever, as if `done` of them had been read."""
+        """Endless batches, without the first `done`."""
         epoch = 0
         while True:
             batches = self.epoch(epoch)
@@ -65,9 +65,16 @@ class Order:
 
 
 def gather(corpus: Corpus, texts: IntArray, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [batch, rows] padded with the last token, lengths [batch] and answers [batch] of these texts."""
+    """Tokens [batch, rows] padded with the last one, lengths [batch], answer starts [batch]."""
     found = [corpus.sequence(int(text))[:longest] for text in texts]
-    rows = min(longest, -(-max(len(tokens) for tokens in found) // STEP) * STEP)  # a model may know no more places
-    tokens = np.stack([np.pad(text, (0, rows - len(text)), mode="edge") for text in found]).astype(np.int64)
+    # padding stays within `longest`: a model may have no further positions
+    rows = min(longest, -(-max(len(tokens) for tokens in found) // STEP) * STEP)
+    tokens = np.stack([np.pad(text, (0, rows - len(text)), mode="edge") for text in found]).astype(
+        np.int64
+    )
     lengths = np.array([len(text) for text in found])
-    return torch.from_numpy(tokens), torch.from_numpy(lengths), torch.from_numpy(corpus.answers[texts].astype(np.int64))
+    return (
+        torch.from_numpy(tokens),
+        torch.from_numpy(lengths),
+        torch.from_numpy(corpus.answers[texts].astype(np.int64)),
+    )

@@ -1,6 +1,6 @@
-"""Training data on disk: made shard by shard, stopped at any moment, continued where it stopped.
+"""Training data on disk: made shard by shard, can be stopped and continued at any moment.
 
-`corpus.json` says what the data is made with. A shard holds `tokens` (all sequences, one after the
+`corpus.json` holds the settings of the data. A shard holds `tokens` (all sequences, one after the
 other), `starts` (where each begins, and the end) and `answers` (where in each the answer begins).
 """
 
@@ -19,32 +19,34 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from sapwood.arrays import BoolArray, IntArray
-from sapwood.backends.torch.model import TorchBackend
+from sapwood.backends.torch.backend import TorchBackend
+from sapwood.core.array_types import BoolArray, IntArray
 from sapwood.errors import SapwoodError
-from sapwood.text import Text
+from sapwood.tokenizer.tokenizer import Tokenizer
 from sapwood.train.generate import Generator, nothing
-from sapwood.train.prompts import Frame, Prompts, mark, read
-from sapwood.train.shards import Chat, DataSettings, Writer, digest
+from sapwood.train.prompts import ChatFrame, PromptFile, mark, read
+from sapwood.train.shards import DataSettings, PromptAnswer, ShardWriter, digest
 
 FORMAT = 1  # of corpus.json and the shards
 SETTINGS = "corpus.json"
 SIZES = {"cuda": 8192}  # prompts of a shard by kind of device
 SIZE = 32  # on other devices
+TURN_SHARE = 0.4  # of the time that is left for a shard, at most spent on its questions
 
 Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far the data is."""
+class DataProgress:
+    """Progress of making the data."""
 
     done: int  # answer tokens, those of the shard in work included
     goal: int | None  # answer tokens wanted
     rate: float  # answer tokens per second since work began
-    left: float | None  # seconds to go, where that is known
-    note: str = ""  # something that was noticed on the way
-    asked: int = 0  # tokens of turns that the target wrote for the shard in work, which its answers follow
+    left: float | None  # seconds to go, if known
+    note: str = ""  # a remark for the user
+    # tokens of user turns that the target wrote for the shard in work, before its answers
+    asked: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,44 +92,58 @@ class Corpus:
         return answered
 
     def counts(self, vocab: int) -> IntArray:
-        """How often each token of the vocabulary occurs in answers."""
+        """Number of occurrences of each token of the vocabulary in answers."""
         return np.bincount(self.tokens[self.answered], minlength=vocab)
 
     @property
     def written(self) -> int:
-        """Tokens of all answers."""
+        """Number of tokens of all answers."""
         return int(len(self.tokens) - self.answers.sum())
 
 
-# ------------------------------------------------------------------------------------------ making
+# ----------------------------------------------------------------------------------- making
 def make(
     backend: TorchBackend,
-    text: Text,
+    text: Tokenizer,
     folder: Path,
     *,
     prompts: Path | None = None,  # JSONL of the user's own prompts
-    tokens: int | None = None,  # stop at so many answer tokens
-    seconds: float | None = None,  # or after so many seconds of work, within half a shard
+    tokens: int | None = None,  # stop at this many answer tokens
+    seconds: float | None = None,  # or after this many seconds: the last shard is cut there
     seed: int = 0,
     settings: DataSettings | None = None,
-    progress: Callable[[Progress], None] = nothing,
+    progress: Callable[[DataProgress], None] = nothing,
 ) -> Corpus:
     """Make or continue a corpus until it holds `tokens` answer tokens or `seconds` have passed."""
     if tokens is None and seconds is None:
-        raise SapwoodError("training data needs an end; give a number of tokens, of seconds, or both")
-    begin, settings = time.monotonic(), settings or DataSettings()
-    frame = Frame.of(text, backend.info.model)
-    found = read(prompts, frame, settings.most(backend.info.context)) if prompts else Prompts(())  # before any file
-    size = prepare(folder, describe(backend, prompts, seed, settings), SIZES.get(backend.device.type, SIZE))
+        raise SapwoodError(
+            "training data needs an end; give a number of tokens, of seconds, or both"
+        )
+    begin = time.monotonic()
+    settings = settings or DataSettings()
+    frame = ChatFrame.of(text, backend.info.model)
+    # prompts are checked before any file is written
+    longest = settings.most(backend.info.context)
+    found = read(prompts, frame, longest) if prompts else PromptFile(())
+    size = prepare(
+        folder, describe(backend, prompts, seed, settings), SIZES.get(backend.device.type, SIZE)
+    )
     corpus = Corpus.open(folder)
-    clock = Clock(begin, tokens, seconds, corpus.written, progress)
+    clock = DataClock(begin, tokens, seconds, corpus.written, progress)
     if clock.over(corpus):
         return corpus
-    generator = Generator(backend, longest=min(settings.longest, backend.info.context), note=clock.note)
-    writer = Writer(generator, frame, (), backend.info.context, size, seed, settings)
-    if left_out := [f"{n} {why}" for n, why in ((found.long, "too long"), (found.repeated, "repeated")) if n]:
+    generator = Generator(
+        backend, longest=min(settings.longest, backend.info.context), note=clock.note
+    )
+    writer = ShardWriter(generator, frame, (), backend.info.context, size, seed, settings)
+    if left_out := [
+        f"{n} {why}" for n, why in ((found.long, "too long"), (found.repeated, "repeated")) if n
+    ]:
         clock.note(f"of the prompts in {prompts}, {' and '.join(left_out)} are left out")
     writer.prompts = found.items
+    writer.folder = folder
+    writer.over = clock.late
+    writer.turns_over = clock.turns_late
     writer.seen.update(digest(corpus.sequence(i)[: corpus.answers[i]]) for i in range(len(corpus)))
     try:
         while not clock.over(corpus):
@@ -137,8 +153,9 @@ def make(
     return corpus
 
 
-def grow(corpus: Corpus, writer: Writer, folder: Path, clock: "Clock") -> Corpus:
+def grow(corpus: Corpus, writer: ShardWriter, folder: Path, clock: "DataClock") -> Corpus:
     """The corpus with one more shard, which is on disk then."""
+    clock.begin_shard()
     earlier = earlier_answers(folder, corpus.shards, writer.frame.text)
     chats = writer.shard(
         corpus.shards,
@@ -148,6 +165,7 @@ def grow(corpus: Corpus, writer: Writer, folder: Path, clock: "Clock") -> Corpus
     )
     shard = pack(chats)
     store(folder, shard_path(folder, corpus.shards), save(shard), corpus.shards)
+    writer.finish(corpus.shards)
     clock.laps += 1
     return Corpus(
         np.concatenate([corpus.tokens, shard["tokens"]]),
@@ -157,8 +175,8 @@ def grow(corpus: Corpus, writer: Writer, folder: Path, clock: "Clock") -> Corpus
     )
 
 
-class Clock:
-    """Knows when to stop, and tells how far it is."""
+class DataClock:
+    """Time and token budget of making data, and its progress reports."""
 
     def __init__(
         self,
@@ -166,11 +184,15 @@ class Clock:
         tokens: int | None,
         seconds: float | None,
         written: int,
-        progress: Callable[[Progress], None],
+        progress: Callable[[DataProgress], None],
     ) -> None:
-        self.begin, self.tokens, self.seconds, self.progress = begin, tokens, seconds, progress
+        self.begin = begin
+        self.tokens = tokens
+        self.seconds = seconds
+        self.progress = progress
         self.before = self.done = written
         self.laps = 0  # shards made since the beginning
+        self.shard = 0.0  # seconds of work when the present shard began
 
     @property
     def spent(self) -> float:
@@ -178,7 +200,7 @@ class Clock:
         return time.monotonic() - self.begin
 
     def over(self, corpus: Corpus) -> bool:
-        """True when there are tokens enough, or when another shard would end later than half of it too late."""
+        """True with enough tokens, or if another shard would end more than half of it too late."""
         if self.tokens is not None and corpus.written >= self.tokens:
             return True
         if self.seconds is None:
@@ -186,32 +208,46 @@ class Clock:
         lap = self.spent / self.laps if self.laps else 0.0
         return self.spent + lap / 2 >= self.seconds and corpus.shards > 0
 
+    def begin_shard(self) -> None:
+        """Begin a shard: a part of the time that is left is for its questions."""
+        self.shard = self.spent
+
+    def late(self) -> bool:
+        """True when all time is spent."""
+        return self.seconds is not None and self.spent >= self.seconds
+
+    def turns_late(self) -> bool:
+        """True when the time for a shard's questions is spent."""
+        if self.seconds is None:
+            return False
+        return self.spent >= self.shard + TURN_SHARE * (self.seconds - self.shard)
+
     def tick(self, done: int, note: str = "", asked: int = 0) -> None:
-        """Tell how far it is."""
+        """Report progress."""
         self.done = done
         rate = (done - self.before) / max(self.spent, 1e-9)
         lefts = [] if self.seconds is None else [max(0.0, self.seconds - self.spent)]
         if self.tokens is not None and rate > 0:
             lefts.append(max(0, self.tokens - done) / rate)
-        self.progress(Progress(done, self.tokens, rate, min(lefts, default=None), note, asked))
+        self.progress(DataProgress(done, self.tokens, rate, min(lefts, default=None), note, asked))
 
-    def note(self, said: str) -> None:
-        """Pass a remark on."""
-        self.tick(self.done, said)
+    def note(self, remark: str) -> None:
+        """Report a remark."""
+        self.tick(self.done, remark)
 
 
-def earlier_answers(folder: Path, shards: int, text: Text) -> list[str]:
-    """What the target answered in the last finished shard."""
+def earlier_answers(folder: Path, shards: int, text: Tokenizer) -> list[str]:
+    """The target's answers in the last finished shard."""
     if not shards:
         return []
     part = read_shard(shard_path(folder, shards - 1))
     bounds = zip(part["starts"][:-1] + part["answers"], part["starts"][1:], strict=True)
     spans = [part["tokens"][start:stop].tolist() for start, stop in bounds]
-    return [said for said in text.tokenizer.decode_batch(spans) if said.strip()]
+    return [answer for answer in text.tokenizer.decode_batch(spans) if answer.strip()]
 
 
-# ----------------------------------------------------------------------------------------- on disk
-def pack(chats: Sequence[Chat]) -> dict[str, Any]:
+# ---------------------------------------------------------------------------------- on disk
+def pack(chats: Sequence[PromptAnswer]) -> dict[str, Any]:
     """The arrays of a shard."""
     return {
         "tokens": np.concatenate([np.asarray(chat.tokens, np.int32) for chat in chats]),
@@ -220,49 +256,80 @@ def pack(chats: Sequence[Chat]) -> dict[str, Any]:
     }
 
 
-def describe(backend: TorchBackend, prompts: Path | None, seed: int, settings: DataSettings) -> dict[str, Any]:
-    """What decides the content of a corpus, as it stands in its file."""
-    source = {"model": backend.info.model, "seed": seed, "prompts": mark(prompts)}
+def describe(
+    backend: TorchBackend, prompts: Path | None, seed: int, settings: DataSettings
+) -> dict[str, Any]:
+    """Everything that decides the content of a corpus, as in its file."""
+    weights = backend.info.weights
+    source = {
+        "model": backend.info.model,
+        "weights": None if weights is None else weights.digest,
+        "seed": seed,
+        "prompts": mark(prompts),
+    }
     record = {"format": FORMAT, **source, **asdict(settings)}
     return dict(json.loads(json.dumps(record)))
 
 
 def prepare(folder: Path, wanted: dict[str, Any], size: int) -> int:
-    """Begin a corpus, or check that the one in the folder is the one wanted; prompts of a shard."""
+    """Begin a corpus, or check that the one in the folder matches; return prompts per shard."""
     if not (folder / SETTINGS).is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SapwoodError(f"folder {folder} cannot be made ({error.strerror}); choose another") from error
+            raise SapwoodError(
+                f"folder {folder} cannot be made ({error.strerror}); choose another"
+            ) from error
         begun = {**wanted, "size": wanted["size"] or size}
         store(folder, folder / SETTINGS, json.dumps(begun, indent=1).encode(), 0)
     found = settings_in(folder)
-    wanted = {**wanted, "size": wanted["size"] or found.get("size")}  # a GPU goes on with what a CPU began
-    if odd := [key for key in wanted if found.get(key) != wanted[key]]:
-        key, was, now = odd[0], found.get(odd[0]), wanted[odd[0]]
-        raise SapwoodError(f"the corpus in {folder} was made with {key}={was!r}, not {now!r}; use another folder")
+    # a shard size that is not given is the folder's: a GPU may go on with what a CPU began
+    wanted = {**wanted, "size": wanted["size"] or found.get("size")}
+    # weights tell a model better than its name; a corpus of an earlier version has none
+    known = wanted.get("weights") is not None and found.get("weights") is not None
+    skipped = "model" if known else "weights"
+    if odd := [key for key in wanted if key != skipped and found.get(key) != wanted[key]]:
+        key = odd[0]
+        was = found.get(odd[0])
+        now = wanted[odd[0]]
+        raise SapwoodError(
+            f"the corpus in {folder} was made with {key}={was!r}, not {now!r}; use another folder"
+        )
     return int(found["size"])
 
 
+def made_with(folder: Path) -> str | None:
+    """Digest of the weights with which the corpus in this folder was made; None if not known."""
+    try:
+        found = settings_in(folder).get("weights")
+    except SapwoodError:
+        return None
+    return found if isinstance(found, str) else None
+
+
 def settings_in(folder: Path) -> dict[str, Any]:
-    """What the corpus in this folder is made with."""
+    """Settings of the corpus in this folder."""
     path = folder / SETTINGS
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SapwoodError(f"{folder} holds no corpus ({SETTINGS} cannot be read); make one first") from error
+        raise SapwoodError(
+            f"{folder} holds no corpus ({SETTINGS} cannot be read); make one first"
+        ) from error
     except ValueError as error:
-        raise SapwoodError(f"{path} is damaged; delete {folder} and make the corpus again") from error
+        raise SapwoodError(
+            f"{path} is damaged; delete {folder} and make the corpus again"
+        ) from error
     return record if isinstance(record, dict) else {}
 
 
 def shard_path(folder: Path, index: int) -> Path:
-    """Where the shard of this number lies."""
+    """Path of the shard of this number."""
     return folder / f"shard-{index:05}.safetensors"
 
 
 def finished_shards(folder: Path) -> list[Path]:
-    """The shards from the first on, as far as there is no gap."""
+    """The shards from the first on, up to the first gap."""
     paths: list[Path] = []
     while (path := shard_path(folder, len(paths))).is_file():
         paths.append(path)
@@ -273,16 +340,22 @@ def read_shard(path: Path) -> dict[str, Any]:
     """The arrays of a shard."""
     try:
         part = load(path.read_bytes())
-        whole = len(part["answers"]) + 1 == len(part["starts"]) and part["starts"][-1] == len(part["tokens"])
+        whole = len(part["answers"]) + 1 == len(part["starts"]) and part["starts"][-1] == len(
+            part["tokens"]
+        )
     except (OSError, SafetensorError, KeyError) as error:
-        raise SapwoodError(f"{path} is damaged; delete it and the shards after it, they are made again") from error
+        raise SapwoodError(
+            f"{path} is damaged; delete it and the shards after it, they are made again"
+        ) from error
     if not whole:
-        raise SapwoodError(f"{path} is damaged; delete it and the shards after it, they are made again")
+        raise SapwoodError(
+            f"{path} is damaged; delete it and the shards after it, they are made again"
+        )
     return part
 
 
 def store(folder: Path, path: Path, data: bytes, finished: int) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_suffix(".part")
     try:
         draft.write_bytes(data)
@@ -292,5 +365,9 @@ def store(folder: Path, path: Path, data: bytes, finished: int) -> None:
         kept = f"the {finished} finished shards stay, and the same command goes on from there"
         if error.errno == errno.ENOSPC:
             need = f"{len(data) / 2**20:.1f} MiB"
-            raise SapwoodError(f"the disk of {folder} has no room for {need}; free some: {kept}") from error
-        raise SapwoodError(f"{path} cannot be written ({error.strerror}); mend that: {kept}") from error
+            raise SapwoodError(
+                f"the disk of {folder} has no room for {need}; free some: {kept}"
+            ) from error
+        raise SapwoodError(
+            f"{path} cannot be written ({error.strerror}); mend that: {kept}"
+        ) from error

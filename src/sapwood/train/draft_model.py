@@ -1,8 +1,8 @@
-"""Training of a draft model: a small Llama of its own, distilled from the target over the whole vocabulary.
+"""Training of a draft model: a small Llama distilled from the target over the whole vocabulary.
 
-Its tied embedding begins as the target's output head, written in the few directions that hold most of
-it. A second model may learn what a first one misses, for trees that are merged from both (SpecInfer,
-arXiv 2305.09781): places where the first is wrong count more.
+Its tied embedding begins as the target's output head, projected on the few directions that hold
+most of it. A second model may learn the mistakes of a first one, for trees that are merged from
+both (SpecInfer, arXiv 2305.09781): places where the first is wrong weigh more.
 """
 
 import shutil
@@ -15,25 +15,33 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
-from sapwood.arrays import IntArray
 from sapwood.backends.torch.load import read_model
-from sapwood.backends.torch.quiet import quiet
+from sapwood.backends.torch.silence import quiet
+from sapwood.common.drafter_store import find
+from sapwood.core.array_types import IntArray
 from sapwood.errors import SapwoodError
 from sapwood.heads.folder import write
 from sapwood.heads.layers import linear
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
+from sapwood.train.batches import TrainBatch
 from sapwood.train.eagle3 import harden
 from sapwood.train.losses import soft_cross
-from sapwood.train.target import Teacher
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 
 PIECE = 1 << 27  # logits of the target in memory at a time
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
-TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab*", "merges.txt")
+TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab*",
+    "merges.txt",
+)
 
 
 class Student(nn.Module):
-    """The weights of a LlamaForCausalLM; a tied output head is not there twice."""
+    """The weights of a LlamaForCausalLM; a tied output head is stored once."""
 
     kind: ClassVar[str] = "draft-model"
 
@@ -41,13 +49,18 @@ class Student(nn.Module):
         super().__init__()
         self.config = config
         self.model = LlamaModel(config)
-        self.lm_head = None if config.tie_word_embeddings else linear(config.hidden_size, config.vocab_size)
-        self.first: tuple[Any, ...] = ()  # the model whose misses count more; a tuple keeps its weights out of these
+        self.lm_head = (
+            None if config.tie_word_embeddings else linear(config.hidden_size, config.vocab_size)
+        )
+        # the model whose mistakes weigh more; a tuple keeps its weights out of these
+        self.first: tuple[Any, ...] = ()
 
     @property
     def output(self) -> Tensor:
         """Output head, [vocab, width]."""
-        weight: Tensor = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        weight: Tensor = (
+            self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        )
         return weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -55,18 +68,34 @@ class Student(nn.Module):
         states: Tensor = self.model(input_ids=tokens, use_cache=False).last_hidden_state
         return states
 
-    def save(self, folder: Path, source: Path | None = None, about: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, folder: Path, source: Path | None = None, about: Mapping[str, Any] | None = None
+    ) -> None:
         """Write a model that any engine loads, with the tokenizer files of the target's folder."""
-        config = {**self.config.to_dict(), "architectures": ["LlamaForCausalLM"], "dtype": "float16"}
-        write(folder, {**config, "sapwood": {"kind": self.kind, "about": dict(about or {})}}, self.state_dict())
+        config = {
+            **self.config.to_dict(),
+            "architectures": ["LlamaForCausalLM"],
+            "dtype": "float16",
+        }
+        write(
+            folder,
+            {**config, "sapwood": {"kind": self.kind, "about": dict(about or {})}},
+            self.state_dict(),
+        )
         for pattern in TOKENIZER if source is not None else ():
             for path in source.glob(pattern) if source is not None else ():
                 shutil.copyfile(path, folder / path.name)
 
 
+class BoostedStudent(Student):
+    """A second draft model, which learns the first one's mistakes."""
+
+    kind: ClassVar[str] = "boosted-draft-model"
+
+
 @dataclass(frozen=True)
-class DraftModelCourse:
-    """Teach a small model to write as the target does."""
+class DraftModelObjective:
+    """Distil the target into a small model."""
 
     width: int = 96
     layers: int = 2
@@ -74,35 +103,41 @@ class DraftModelCourse:
     inner: int = 256  # width of its MLP
     tie: bool = True  # one matrix for input and output
     hard: float = 0.3  # share of the label that is the target's first choice alone
-    first: str = ""  # folder of a draft model whose misses this one is to learn
-    boost: float = 4.0  # weight of a place that the first model misses
+    first: str = ""  # folder of a draft model whose mistakes this one is to learn
+    boost: float = 4.0  # weight of a place that the first model gets wrong
     rate: float = 2e-3
     matrix_rate: float = 4e-3
 
     kind: ClassVar[str] = "draft-model"
+    made: ClassVar[type[Student]] = Student
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
-        """None: it reads the text alone."""
+        """None: the model reads tokens alone."""
         return ()
 
     def build(self, teacher: Teacher, counts: IntArray) -> Student:
-        """A model whose words lie where the target's do, as far as so few numbers can say."""
+        """A model whose output head approximates the target's."""
         if not 1 <= self.width <= teacher.width or self.heads < 1 or self.width % (2 * self.heads):
             raise SapwoodError(
-                f"a draft model of width {self.width} with {self.heads} heads cannot begin from a target of width "
-                f"{teacher.width}; give it at most that width, and each head an even part of it"
+                f"a draft model of width {self.width} with {self.heads} heads cannot begin from a "
+                f"target of width {teacher.width}; "
+                "give it at most that width, and each head an even part of it"
             )
-        student = Student(self.config(teacher)).to(teacher.device)
+        student = self.made(self.config(teacher)).to(teacher.device)
         with torch.no_grad():
             student.output.copy_(compressed(teacher.head, self.width))
             if not self.tie:
                 student.model.embed_tokens.weight.copy_(compressed(teacher.embedding, self.width))
-        if self.first:
-            student.first = (elder(self.first, teacher),)
+        if first := self.first_folder(teacher):
+            student.first = (load_first(first, teacher),)
         return student
 
+    def first_folder(self, teacher: Teacher) -> str:
+        """Folder of the model whose mistakes weigh more; empty for none."""
+        return self.first
+
     def config(self, teacher: Teacher) -> Any:
-        """The model's sizes, as transformers reads them."""
+        """The model's sizes as a transformers config."""
         shape = teacher.shape()
         special: dict[str, Any] = {name: getattr(teacher.config, name, None) for name in SPECIAL}
         return LlamaConfig(
@@ -119,35 +154,53 @@ class DraftModelCourse:
             **special,
         )
 
-    def lesson(self, student: Student, teacher: Teacher, batch: Batch) -> Lesson:
-        """Compare every word of the answers with the target's law, over the whole vocabulary."""
-        texts, places = batch.judged()
-        states, final = student(batch.tokens)[texts, places], batch.final[texts, places]
-        read = states_of(student.first, batch.tokens)[texts, places] if student.first else None
+    def loss(self, student: Student, teacher: Teacher, batch: TrainBatch) -> LossResult:
+        """Cross entropy at every token of the answers, over the whole vocabulary."""
+        texts, places = batch.labelled_places()
+        states = student(batch.tokens)[texts, places]
+        final = batch.final[texts, places]
+        others = states_of(student.first, batch.tokens)[texts, places] if student.first else None
         loss, right, total = (torch.zeros((), device=states.device) for _ in range(3))
         rows = max(1, PIECE // teacher.vocab)
         for part in (slice(start, start + rows) for start in range(0, len(states), rows)):
-            laws = teacher.laws(final[part])
-            best = laws.argmax(-1)
+            target_probs = teacher.target_probs(final[part])
+            best = target_probs.argmax(-1)
             weights = torch.ones_like(best, dtype=torch.float32)
-            if read is not None:
-                missed = student.first[0].get_output_embeddings()(read[part]).argmax(-1) != best
+            if others is not None:
+                missed = student.first[0].get_output_embeddings()(others[part]).argmax(-1) != best
                 weights[missed] = self.boost
-            more, agreed = soft_cross(states[part], student.output, harden(laws, best, self.hard), weights, best)
-            loss, right, total = loss + more, right + agreed, total + weights.sum()
+            more, agreed = soft_cross(
+                states[part], student.output, harden(target_probs, best, self.hard), weights, best
+            )
+            loss = loss + more
+            right = right + agreed
+            total = total + weights.sum()
         total = total.clamp(min=1)
-        return Lesson(loss / total, (right / total)[None])
+        return LossResult(loss / total, (right / total)[None])
+
+
+@dataclass(frozen=True)
+class BoostedDraftModelObjective(DraftModelObjective):
+    """Distil the target into a second model, on the mistakes of its draft model."""
+
+    kind: ClassVar[str] = "boosted-draft-model"
+    made: ClassVar[type[Student]] = BoostedStudent
+
+    def first_folder(self, teacher: Teacher) -> str:
+        """The named folder, or that of the draft model that was trained for the target."""
+        info = teacher.backend.info
+        return self.first or str(find(DraftModelObjective.kind, info.model, info.weights))
 
 
 def compressed(weight: Tensor, width: int) -> Tensor:
-    """Rows [n, more] in `width` numbers each: their shares of the directions that hold most of all rows."""
+    """Rows [n, more] projected on the `width` strongest directions of all rows."""
     exact = weight.detach().double()
     _, directions = torch.linalg.eigh(exact.t() @ exact)  # the weakest first
     shares: Tensor = exact @ directions[:, -width:].flip(1)
     return shares
 
 
-def elder(folder: str, teacher: Teacher) -> Any:
+def load_first(folder: str, teacher: Teacher) -> Any:
     """The first model, frozen."""
     path = Path(folder).expanduser()
     with quiet():

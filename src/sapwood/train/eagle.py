@@ -1,4 +1,4 @@
-"""Training of the EAGLE head: the target's next final state, and what its output head makes of it.
+"""Training of the EAGLE head: the target's next final state, and the probs made from it.
 
 arXiv 2401.15077, section 4.2. More than one step is HASS (arXiv 2408.15766): step s reads the text
 shifted by s and the head's own output of step s - 1, as it will when it drafts.
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.arrays import IntArray
-from sapwood.heads.eagle import Eagle, EagleConfig
-from sapwood.part import at_least
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
+from sapwood.core.array_types import IntArray
+from sapwood.core.part import at_least
+from sapwood.heads.eagle import EagleConfig, EagleHead
+from sapwood.train.batches import TrainBatch
 from sapwood.train.labels import label, weigh
-from sapwood.train.target import Teacher
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 from sapwood.train.unrolled import Keys, attend
 from sapwood.train.vocabulary import commonest
 
-USUAL = 512  # rows of a text whose noise is `noise` wide; longer ones get less
+USUAL = 512  # rows of a text whose noise is `noise` wide; longer texts get less
 
 
 @dataclass(frozen=True)
-class EagleCourse:
-    """Teach an EAGLE head."""
+class EagleObjective:
+    """Train an EAGLE head."""
 
     steps: int = 1  # on its own outputs; 1 is EAGLE, more is HASS
     decay: float = 0.85  # weight of each step against the one before
@@ -45,11 +45,11 @@ class EagleCourse:
         at_least(1, steps=self.steps, vocabulary=self.vocabulary)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
-        """None: the final states are enough."""
+        """None: the head reads final states."""
         return ()
 
-    def build(self, teacher: Teacher, counts: IntArray) -> Eagle:
-        """A head that repeats the state it reads: its own layer adds little as yet."""
+    def build(self, teacher: Teacher, counts: IntArray) -> EagleHead:
+        """A head that repeats the state it reads: its own layer adds little at first."""
         tokens = commonest(counts, self.vocabulary).to(teacher.device)
         config = EagleConfig(
             shape=teacher.shape(self.inner),
@@ -59,7 +59,7 @@ class EagleCourse:
             features=(teacher.layers,),
             context=teacher.backend.info.context,
         )
-        head = Eagle(config).to(teacher.device)
+        head = EagleHead(config).to(teacher.device)
         head.use_vocabulary(tokens)
         head.attach(teacher.embedding, teacher.head)
         layer = head.midlayer
@@ -71,46 +71,55 @@ class EagleCourse:
             layer.mlp.down_proj.weight.mul_(0.1)
         return head
 
-    def lesson(self, head: Eagle, teacher: Teacher, batch: Batch) -> Lesson:
-        """Compare every step with the target: its states, and the words they say."""
+    def loss(self, head: EagleHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
+        """Compare every step with the target: its states, and the probs made from them."""
         labels = label(head, teacher, batch, self.hard)
         goal = batch.final[labels.texts, labels.places]
-        losses, agreement = [], []
+        losses = []
+        agreement = []
         for step, states in enumerate(unroll(head, batch, self.steps, self.noise)):
             rows, weights = labels.rows(step)
             chosen = states[labels.texts, rows]
-            loss, right = labels.judge(chosen, head.output, weights)
+            loss, right = labels.loss(chosen, head.output, weights)
             losses.append(self.word * loss + self.state * (weights * distance(chosen, goal)).sum())
             agreement.append(right)
         return weigh(losses, agreement, self.decay)
 
 
-def unroll(head: Eagle, batch: Batch, steps: int, noise: float = 0.0) -> list[Tensor]:
+def unroll(head: EagleHead, batch: TrainBatch, steps: int, noise: float = 0.0) -> list[Tensor]:
     """The head's outputs [batch, rows, width] at each step, all positions at once."""
-    layer, keys, outputs = head.midlayer, Keys(), []
-    states = shaken(batch, noise).to(layer.fc.weight.dtype)
-    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+    layer = head.midlayer
+    keys = Keys()
+    outputs = []
+    states = with_noise(batch, noise).to(layer.fc.weight.dtype)
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
+        batch.tokens
+    )
     for step in range(steps):
         tokens = F.pad(batch.tokens[:, 1 + step :], (0, 1 + step))
         query, key, value = layer.project(head.embed(tokens), states, positions + step)
         keys.append((key, value))
         read = attend(query[:, : head.config.shape.heads], keys)
         rows = layer.self_attn.carried(query)
-        states = layer.finish(states, rows + layer.self_attn.o_proj(read.transpose(1, 2).flatten(2)))
+        states = layer.finish(
+            states, rows + layer.self_attn.o_proj(read.transpose(1, 2).flatten(2))
+        )
         outputs.append(states)
     return outputs
 
 
 def distance(states: Tensor, goal: Tensor) -> Tensor:
-    """How far states are from the target's, [places]: Huber's rule, mean over the width."""
+    """Distance of states from the target's [places]: Huber loss, mean over the width."""
     wide = torch.promote_types(states.dtype, torch.float32)
     return F.smooth_l1_loss(states.to(wide), goal.to(wide), reduction="none").mean(-1)
 
 
-def shaken(batch: Batch, noise: float) -> Tensor:
-    """The final states with uniform noise that depends on the batch alone, so that a resumed run repeats it."""
+def with_noise(batch: TrainBatch, noise: float) -> Tensor:
+    """Final states with uniform noise seeded by the batch, so that a resumed run repeats it."""
     if not noise:
         return batch.final
     source = torch.Generator(batch.final.device).manual_seed(int(batch.tokens.sum()))
-    drawn = torch.rand(batch.final.shape, generator=source, device=batch.final.device, dtype=batch.final.dtype)
+    drawn = torch.rand(
+        batch.final.shape, generator=source, device=batch.final.device, dtype=batch.final.dtype
+    )
     return batch.final + (drawn - 0.5) * (noise * USUAL / batch.tokens.shape[1])

@@ -1,7 +1,7 @@
 """Training of the EAGLE-3 head: unrolled steps, soft labels, all positions at once.
 
 arXiv 2503.01840, section 3.2 ("training-time test"). Step s reads the text shifted by s and its
-own output of step s - 1; the label of every step is the target's law at the place it predicts.
+own output of step s - 1; the label of every step is the target's probs at the place it predicts.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.arrays import IntArray
+from sapwood.core.array_types import IntArray
+from sapwood.core.part import at_least, between
 from sapwood.errors import SapwoodError
 from sapwood.heads import files
-from sapwood.heads.eagle3 import Eagle3, Eagle3Config
-from sapwood.part import at_least, between
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
+from sapwood.heads.eagle3 import Eagle3Config, Eagle3Head
+from sapwood.train.batches import TrainBatch
 from sapwood.train.losses import soft_cross
-from sapwood.train.target import Teacher
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 from sapwood.train.unrolled import Keys, attend
 from sapwood.train.vocabulary import commonest
 
 
 @dataclass(frozen=True)
-class Eagle3Course:
-    """Teach an EAGLE-3 head."""
+class Eagle3Objective:
+    """Train an EAGLE-3 head."""
 
     unroll: int = 7  # steps the head is trained on its own outputs
     decay: float = 0.85  # weight of each step against the one before
@@ -44,34 +44,42 @@ class Eagle3Course:
         at_least(1, unroll=self.unroll, vocabulary=self.vocabulary)
         at_least(0, inner=self.inner)
         between(0, 1, hard=self.hard, decay=self.decay)
-        if self.start:  # what is wrong with it is said before texts are made
+        if self.start:  # errors come before texts are made
             self.check_start()
 
     def check_start(self) -> None:
-        """Refuse to go on from what is no head of this kind."""
+        """Raise if `start` is not a head of this kind."""
         if files.read_block(Path(self.start).expanduser())["kind"] != self.kind:
-            raise SapwoodError(f"start={self.start!r} holds another kind of head; name the folder of a trained eagle3")
+            raise SapwoodError(
+                f"start={self.start!r} holds another kind of head; "
+                "name the folder of a trained eagle3"
+            )
 
     def features(self, teacher: Teacher) -> tuple[int, int, int]:
-        """A low, a middle and a high layer: those other engines expect where they are not told."""
-        low, middle, high = 2, teacher.layers // 2, teacher.layers - 3
+        """A low, a middle and a high layer: the defaults of other engines."""
+        low = 2
+        middle = teacher.layers // 2
+        high = teacher.layers - 3
         return min(low, middle), middle, max(high, middle)
 
-    def build(self, teacher: Teacher, counts: IntArray) -> Eagle3:
+    def build(self, teacher: Teacher, counts: IntArray) -> Eagle3Head:
         """The head to go on from, or one that begins as an early exit from the high layer."""
         return self.begun(teacher) if self.start else self.new(teacher, counts)
 
-    def begun(self, teacher: Teacher) -> Eagle3:
-        """The head of an earlier run, in the numbers that training wants."""
+    def begun(self, teacher: Teacher) -> Eagle3Head:
+        """The head of an earlier run, in float32."""
         head = files.load(Path(self.start).expanduser(), device=teacher.device, dtype=torch.float32)
-        assert isinstance(head, Eagle3)
+        assert isinstance(head, Eagle3Head)
         made_for = head.config.vocab, head.config.target_width, head.config.features
         if made_for != (teacher.vocab, teacher.width, self.features(teacher)):
-            raise SapwoodError(f"the head in start={self.start!r} was made for another model; begin anew without it")
+            raise SapwoodError(
+                f"the head in start={self.start!r} was made for another model; "
+                "begin anew without it"
+            )
         return head
 
-    def new(self, teacher: Teacher, counts: IntArray) -> Eagle3:
-        """A head whose own layer adds little as yet to the target's high one."""
+    def new(self, teacher: Teacher, counts: IntArray) -> Eagle3Head:
+        """A head that begins as an early exit: its own layer adds little to the high features."""
         tokens = commonest(counts, self.vocabulary).to(teacher.device)
         config = Eagle3Config(
             shape=teacher.shape(self.inner or 4 * teacher.width),
@@ -81,7 +89,7 @@ class Eagle3Course:
             features=self.features(teacher),
             context=teacher.backend.info.context,
         )
-        head = Eagle3(config).to(teacher.device)
+        head = Eagle3Head(config).to(teacher.device)
         head.use_vocabulary(tokens)
         with torch.no_grad():
             width = teacher.width
@@ -94,31 +102,36 @@ class Eagle3Course:
                 head.norm.weight.copy_(teacher.norm)
         return head
 
-    def lesson(self, head: Eagle3, teacher: Teacher, batch: Batch) -> Lesson:
+    def loss(self, head: Eagle3Head, teacher: Teacher, batch: TrainBatch) -> LossResult:
         """Unroll the head over a batch and compare every step with the target."""
-        texts, places = batch.judged()
-        laws = teacher.laws(batch.final[texts, places], head.vocabulary)
-        best = laws.argmax(-1)
-        laws = harden(laws, best, self.hard)
-        known = head.t2d[batch.tokens[texts, places + 1]]  # where the target's word can be proposed at all
-        losses, agreement = [], []
+        texts, places = batch.labelled_places()
+        target_probs = teacher.target_probs(batch.final[texts, places], head.vocabulary)
+        best = target_probs.argmax(-1)
+        target_probs = harden(target_probs, best, self.hard)
+        known = head.t2d[batch.tokens[texts, places + 1]]  # the token is in the draft vocabulary
+        losses = []
+        agreement = []
         for step, states in enumerate(unroll(head, teacher.embedding, batch, self.unroll)):
             rows = places - 1 - step  # the row that predicts this place
             weights = known & (rows >= 0)
             weights = weights / weights.sum().clamp(min=1)
             chosen = head.norm(states[texts, rows.clamp(min=0)])
-            loss, right = soft_cross(chosen, head.lm_head.weight, laws, weights, best)
+            loss, right = soft_cross(chosen, head.lm_head.weight, target_probs, weights, best)
             losses.append(loss * self.decay**step)
             agreement.append(right)
         total = sum(self.decay**step for step in range(self.unroll))
-        return Lesson(torch.stack(losses).sum() / total, torch.stack(agreement))
+        return LossResult(torch.stack(losses).sum() / total, torch.stack(agreement))
 
 
-def unroll(head: Eagle3, embedding: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+def unroll(head: Eagle3Head, embedding: Tensor, batch: TrainBatch, steps: int) -> list[Tensor]:
     """The head's outputs [batch, rows, width] at each step, all positions at once."""
-    layer, keys, outputs = head.midlayer, Keys(), []
+    layer = head.midlayer
+    keys = Keys()
+    outputs = []
     states = head.begin(batch.features.to(head.fc.weight.dtype))
-    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
+        batch.tokens
+    )
     for step in range(steps):
         tokens = F.pad(batch.tokens[:, 1 + step :], (0, 1 + step))
         embeds = F.embedding(tokens, embedding).to(states.dtype)
@@ -130,8 +143,10 @@ def unroll(head: Eagle3, embedding: Tensor, batch: Batch, steps: int) -> list[Te
     return outputs
 
 
-def harden(laws: Tensor, best: Tensor, share: float) -> Tensor:
-    """Laws [rows, tokens] with this share of their mass moved to the best token, in place."""
-    laws *= 1 - share
-    laws.scatter_add_(1, best[:, None], laws.new_full((len(laws), 1), share))
-    return laws
+def harden(target_probs: Tensor, best: Tensor, share: float) -> Tensor:
+    """Probs [rows, tokens] with this share of their mass moved to the best token, in place."""
+    target_probs *= 1 - share
+    target_probs.scatter_add_(
+        1, best[:, None], target_probs.new_full((len(target_probs), 1), share)
+    )
+    return target_probs

@@ -1,47 +1,71 @@
-"""From a model's name to trained drafters in their folders: data, training, files, pictures."""
+"""A training job from a model's name to drafters in their folders: data, training, files."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sapwood import trained
+import torch
+
+from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.load import load
-from sapwood.backends.torch.model import TorchBackend
+from sapwood.common import drafter_store
+from sapwood.common.cache_dir import cache_folder
+from sapwood.common.fingerprint import Fingerprint
 from sapwood.errors import SapwoodError
 from sapwood.heads import files
-from sapwood.heads.facts import TargetFacts
-from sapwood.paths import cache_folder
-from sapwood.text import Text
+from sapwood.heads.target_info import TargetInfo
+from sapwood.tokenizer.tokenizer import Tokenizer
 from sapwood.train import checkpoint, curves, ranks
 from sapwood.train import corpus as corpora
 from sapwood.train.corpus import Corpus, finished_shards
-from sapwood.train.course import Course
-from sapwood.train.kinds import course
-from sapwood.train.loop import Loop, LoopSettings, Notes, Stopped, pairs, remembered
+from sapwood.train.draft_model import Student
+from sapwood.train.gain import KINDS, measured_gain
+from sapwood.train.labels import VocabHead
+from sapwood.train.loop import (
+    LoopSettings,
+    RunState,
+    TrainingLoop,
+    TrainingStopped,
+    pairs,
+    remembered,
+)
+from sapwood.train.multi_objective import MultiObjective, of_one
+from sapwood.train.objective import Objective
 from sapwood.train.prompts import mark
-from sapwood.train.several import Several, of_one
-from sapwood.train.target import Teacher
+from sapwood.train.registry import objective
+from sapwood.train.teacher import Teacher
+from sapwood.train.tuned_target import TunedTarget
 from sapwood.train.vocabulary import coverage
 
-DATA_SHARE = 0.2  # of the minutes, spent on letting the target write
-RANKED = 4  # batches by which the ranks of independent guesses are measured
-BATCH = {"cuda": 32_768, "cpu": 2048}  # tokens of a training batch, by device
+DATA_SHARE = 0.2  # of the minutes, spent on generating text with the target
+RANKED = 4  # batches on which the acceptance of ranks is measured
+BATCH = {"cuda": 32_768, "cpu": 2048}  # most tokens of a training batch, by device
+LEAST = 256  # fewest tokens of a training batch
+PROBE = 256  # tokens that are read to tell how slow a machine is
+STEP_COST = 4.0  # time of a training step against that of reading its tokens
+STEP_S = 10.0  # seconds that a step may take: what a kill loses
+GAIN_SHARE = 0.1  # of the minutes, for measuring what was gained
+GAIN_S = 60.0  # and at most so many seconds, besides loading the model
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What was asked for."""
+class TrainJob:
+    """Options of `sapwood train`."""
 
-    kinds: tuple[str, ...]  # kinds, or their spellings with options; several are taught on the same passes
+    # kinds, or spellings with options; several are trained on the same passes
+    kinds: tuple[str, ...]
     model: str = "smollm2"
     minutes: float = 20.0  # in all
-    steps: int | None = None  # exactly so many instead of as many as fit the minutes
+    steps: int | None = None  # exactly this many instead of as many as fit the minutes
     prompts: Path | None = None
-    tokens: int | None = None  # of answers in the corpus; None: as many as fit their share of the minutes
+    # of answers in the corpus; None: as many as fit their share of the minutes
+    tokens: int | None = None
     data: Path | None = None  # the corpus' folder
-    out: Path | None = None  # the drafter's folder; of several drafters, the folder of their folders
+    # the drafter's folder; of several drafters, the folder of their folders
+    out: Path | None = None
     seed: int = 0
     device: str | None = None
     dtype: str | None = None
@@ -49,123 +73,228 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """Who is told about a job, and who may end it."""
+class JobObserver:
+    """Callbacks of a job: messages, progress, and a request to stop."""
 
     say: Callable[[str], None] = lambda _: None
-    data: Callable[[Any], None] = lambda _: None  # told how the corpus grows
-    steps: Callable[[Notes], None] = lambda _: None  # told after every point of the curve
+    data: Callable[[Any], None] = lambda _: None  # progress of the corpus
+    steps: Callable[[RunState], None] = lambda _: None  # after every point of the curve
     stop: Callable[[], bool] = lambda: False
 
 
-def run(job: Job, watch: Watch) -> list[dict[str, Any]]:
+def run(job: TrainJob, watch: JobObserver) -> list[dict[str, Any]]:
+    """Make the data, train, write the heads and measure their gain; return a record of each."""
+    began = time.monotonic()
+    records = train(job, watch, began)
+    gc.collect()  # the model is loaded once more, as recipes run it
+    for record in records:
+        if record["kind"] not in KINDS:
+            continue
+        watch.say(f"measuring what {record['kind']} has gained")
+        left = max(0.0, job.minutes * 60 - (time.monotonic() - began))
+        options = {"device": job.device, "dtype": job.dtype, "threads": job.threads}
+        folder = None if job.out is None else Path(record["out"])
+        gain = measured_gain(job.model, record["kind"], folder, min(left, GAIN_S), **options)
+        record["gain"] = None if gain is None else asdict(gain)
+    return records
+
+
+def train(job: TrainJob, watch: JobObserver, began: float) -> list[dict[str, Any]]:
     """Make the data, train, and write the heads; return a record of each."""
-    courses, began = courses_of(job), time.monotonic()  # a misspelling fails before anything slow
+    # a misspelling fails before anything slow
+    objectives = objectives_of(job)
     options: dict[str, Any] = {"device": job.device, "dtype": job.dtype, "threads": job.threads}
     backend, folder = load(job.model, **options, progress=watch.say, stock=True)
-    homes = homes_of(job, [one.kind for one in courses])
+    measuring = gain_seconds(job.minutes * 60, time.monotonic() - began)
+    homes = homes_of(job, [one.kind for one in objectives], backend.info.weights)
     checkpoint.check_homes(homes)
     state = homes[0] / "state.safetensors"
-    texts = again(job, state) if state.is_file() else read(job, backend, Text.load(folder), watch)
+    texts = (
+        again(job, state, backend.info.weights)
+        if state.is_file()
+        else read(job, backend, Tokenizer.load(folder), watch)
+    )
     teacher = Teacher(backend)
-    left = job.minutes * 60 - (time.monotonic() - began)
-    settings = LoopSettings(steps=job.steps, seconds=left, tokens=BATCH[teacher.device.type], seed=job.seed)
-    whole: Any = courses[0] if len(courses) == 1 else Several(courses)
-    watch.say(f"training {', '.join(one.kind for one in courses)} on {len(texts)} texts")
-    loop = Loop(whole, teacher, texts, settings, state, watch.steps, watch.stop, asked=asked(job))
+    batch = batch_tokens(teacher, state)
+    left = job.minutes * 60 - measuring - (time.monotonic() - began)
+    settings = LoopSettings(steps=job.steps, seconds=max(left, 0.0), tokens=batch, seed=job.seed)
+    whole: Any = objectives[0] if len(objectives) == 1 else MultiObjective(objectives)
+    watch.say(f"training {', '.join(one.kind for one in objectives)} on {len(texts)} texts")
+    loop = TrainingLoop(
+        whole,
+        teacher,
+        texts,
+        settings,
+        state,
+        watch.steps,
+        watch.stop,
+        asked=asked(job) | {"batch": batch},
+    )
     head, notes = loop.run()
     records = []
     for index, (one, taught) in enumerate(pairs(whole, head)):
-        own = notes if len(courses) == 1 else of_one(notes, index)
-        records.append(keep(job, index, homes[index], taught, own, about(one, texts, taught, teacher), teacher, folder))
-        if one.kind in ranks.ANSWERS:  # what the policy `sparse` makes its tree from
+        own = notes if len(objectives) == 1 else of_one(notes, index)
+        records.append(
+            keep(
+                job,
+                index,
+                homes[index],
+                taught,
+                own,
+                about(one, texts, taught, teacher),
+                teacher,
+                folder,
+            )
+        )
+        if one.kind in ranks.ANSWERS:  # for the policy `sparse`
             ranks.save(homes[index], ranks.measure(taught, teacher, loop.some(RANKED)))
     state.unlink()
     return records
 
 
-def courses_of(job: Job) -> tuple[Course, ...]:
-    """The courses that were asked for."""
+def gain_seconds(total: float, loading: float) -> float:
+    """Seconds reserved for measuring the gain, which loads the model once more."""
+    return min(max(GAIN_SHARE * total, 3 * loading), GAIN_S + 2 * loading, total / 4)
+
+
+def batch_tokens(teacher: Teacher, state: Path) -> int:
+    """Tokens of a training batch: those with which a run began, else fewer on a slow machine."""
+    began = remembered(state).asked.get("batch") if state.is_file() else None
+    most = BATCH[teacher.device.type]
+    if isinstance(began, int):
+        return began
+    if teacher.device.type != "cpu":
+        return most
+    count = min(PROBE, teacher.backend.info.context)
+    tokens = torch.zeros(1, count, dtype=torch.int64)
+    seconds = []
+    for _ in range(2):  # the first one warms up
+        start = time.monotonic()
+        teacher.read(tokens, ())
+        seconds.append(time.monotonic() - start)
+    return fitting(most, min(seconds) / count)
+
+
+def fitting(most: int, each: float) -> int:
+    """Tokens of a batch whose step takes STEP_S at most, if reading one token takes `each`."""
+    while most > LEAST and STEP_COST * each * most > STEP_S:
+        most //= 2
+    return most
+
+
+def objectives_of(job: TrainJob) -> tuple[Objective, ...]:
+    """The objectives of the job's kinds."""
     if not job.kinds:
         raise SapwoodError("name at least one kind to train, such as eagle3")
-    courses = tuple(course(kind) for kind in job.kinds)
-    check_apart(job, [one.kind for one in courses])
-    return courses
+    objectives = tuple(objective(kind) for kind in job.kinds)
+    check_apart(job, [one.kind for one in objectives])
+    return objectives
 
 
-def check_apart(job: Job, names: Sequence[str]) -> None:
-    """Refuse two of one kind where each would have the same folder."""
+def check_apart(job: TrainJob, names: Sequence[str]) -> None:
+    """Raise if two of one kind would share a folder."""
     if job.out is None and len(set(names)) < len(names):
-        raise SapwoodError("two of one kind would overwrite each other; train them apart, or give --out")
+        raise SapwoodError(
+            "two of one kind would overwrite each other; train them apart, or give --out"
+        )
 
 
-def homes_of(job: Job, names: Sequence[str]) -> list[Path]:
-    """Where each of these kinds goes."""
+def homes_of(job: TrainJob, names: Sequence[str], weights: Fingerprint | None = None) -> list[Path]:
+    """Folder of each of these kinds."""
     if job.out is None:
-        return [trained.home(name, job.model) for name in names]
+        return [drafter_store.home(name, job.model, weights) for name in names]
     if len(names) == 1:
         return [job.out]
-    return [job.out / (name if names.count(name) == 1 else f"{name}-{index}") for index, name in enumerate(names)]
+    return [
+        job.out / (name if names.count(name) == 1 else f"{name}-{index}")
+        for index, name in enumerate(names)
+    ]
 
 
-def data_of(job: Job) -> Path:
-    """The corpus' folder."""
-    return job.data or cache_folder() / "corpora" / trained.safe(trained.named(job.model))
+def data_of(job: TrainJob, weights: Fingerprint | None = None) -> Path:
+    """Folder of the corpus: the one of these weights, else one of the model's name."""
+    if job.data is not None:
+        return job.data
+    store = cache_folder() / "corpora"
+    named = store / drafter_store.safe(drafter_store.named(job.model))
+    begun = (named / corpora.SETTINGS).is_file()
+    if weights is None or (begun and corpora.made_with(named) in (None, weights.digest)):
+        return named
+    for path in sorted(store.glob(f"*/{corpora.SETTINGS}")):
+        if corpora.made_with(path.parent) == weights.digest:
+            return path.parent
+    if not begun:
+        return named
+    return store / drafter_store.safe(f"{drafter_store.named(job.model)}@{weights.digest}")
 
 
-def asked(job: Job) -> dict[str, Any]:
-    """What the texts are asked for with, as a state remembers it."""
+def asked(job: TrainJob) -> dict[str, Any]:
+    """Options of the texts, as kept in a state."""
     return {"prompts": mark(job.prompts), "tokens": job.tokens}
 
 
-def again(job: Job, state: Path) -> Corpus:
-    """The texts that the run of this state began with."""
+def again(job: TrainJob, state: Path, weights: Fingerprint | None = None) -> Corpus:
+    """The texts with which the run of this state began."""
     began = remembered(state).asked
     for name, value in asked(job).items():
         if value is None or name not in began or value == began[name]:
             continue
-        was = "without" if began[name] is None else "with other" if name == "prompts" else f"with {began[name]} as"
-        raise SapwoodError(
-            f"the run in {state} began {was} --{name}, and its texts stay as they are, so {getattr(job, name)} cannot "
-            f"be heeded; leave --{name} out to go on, or give another --out and --data"
+        was = (
+            "without"
+            if began[name] is None
+            else "with other"
+            if name == "prompts"
+            else f"with {began[name]} as"
         )
-    folder = data_of(job)
+        raise SapwoodError(
+            f"the run in {state} began {was} --{name}, and its texts stay as they are, so "
+            f"{getattr(job, name)} cannot be heeded; "
+            f"leave --{name} out to go on, or give another --out and --data"
+        )
+    folder = data_of(job, weights)
     if not finished_shards(folder):
         raise SapwoodError(
-            f"the texts that the run in {state} began with are gone from {folder}; bring them back, "
-            "name their folder as --data, or delete the state to begin anew"
+            f"the texts that the run in {state} began with are gone from {folder}; "
+            "bring them back, name their folder as --data, or delete the state to begin anew"
         )
     return Corpus.open(folder)
 
 
-def read(job: Job, backend: TorchBackend, text: Text, watch: Watch) -> Corpus:
+def read(job: TrainJob, backend: TorchBackend, text: Tokenizer, watch: JobObserver) -> Corpus:
     """The corpus of this model, made or continued."""
-    folder = data_of(job)
+    folder = data_of(job, backend.info.weights)
     seconds = None if job.tokens is not None else job.minutes * 60 * DATA_SHARE
     options: dict[str, Any] = {"tokens": job.tokens, "seconds": seconds, "seed": job.seed}
-    found = corpora.make(backend, text, folder, prompts=job.prompts, progress=watched(watch), **options)
+    found = corpora.make(
+        backend, text, folder, prompts=job.prompts, progress=watched(watch), **options
+    )
     if not len(found):
         raise SapwoodError(f"the corpus in {folder} is empty; give more --minutes, or --tokens")
     return found
 
 
-def watched(watch: Watch) -> Callable[[Any], None]:
-    """Pass on how the corpus grows, and end it when asked to; the shard in work is made again later."""
+def watched(watch: JobObserver) -> Callable[[Any], None]:
+    """A callback that reports the corpus' progress, and raises when the job is to stop."""
 
-    def tell(pace: Any) -> None:
+    def report(pace: Any) -> None:
         watch.data(pace)
         if watch.stop():
-            raise Stopped("stopped while the model was writing its texts")
+            raise TrainingStopped("stopped while the model was writing its texts")
 
-    return tell
+    return report
 
 
-def about(one: Course, texts: Corpus, head: Any, teacher: Teacher) -> dict[str, Any]:
-    """What the files say of a run."""
+def about(one: Objective, texts: Corpus, head: Any, teacher: Teacher) -> dict[str, Any]:
+    """Facts about a run for its files."""
     info = teacher.backend.info
-    facts: dict[str, Any] = {"kind": one.kind, "model": info.model, "dtype": info.dtype, "device": info.device}
+    facts: dict[str, Any] = {
+        "kind": one.kind,
+        "model": info.model,
+        "dtype": info.dtype,
+        "device": info.device,
+    }
     facts |= {"texts": len(texts), "answer_tokens": texts.written}
-    if hasattr(head, "vocabulary"):
+    if isinstance(head, VocabHead):
         share = coverage(texts.counts(teacher.vocab), head.vocabulary)
         facts |= {"draft_vocabulary": len(head.vocabulary), "coverage": round(share, 4)}
     facts["parameters"] = sum(weight.numel() for weight in head.parameters())
@@ -173,14 +302,27 @@ def about(one: Course, texts: Corpus, head: Any, teacher: Teacher) -> dict[str, 
 
 
 def keep(
-    job: Job, index: int, home: Path, head: Any, notes: Notes, facts: dict[str, Any], teacher: Teacher, folder: Path
+    job: TrainJob,
+    index: int,
+    home: Path,
+    head: Any,
+    notes: RunState,
+    facts: dict[str, Any],
+    teacher: Teacher,
+    folder: Path,
 ) -> dict[str, Any]:
-    """Write one drafter with its pictures; return its record."""
+    """Write one drafter with its curves; return its record."""
     facts = facts | {"spelling": job.kinds[index], "seed": job.seed, "steps": notes.step}
-    if hasattr(head, "save"):  # a whole model, with the tokenizer of the target's folder
+    out = home
+    if isinstance(head, Student):  # a whole model, with the tokenizer of the target's folder
         head.save(home, folder, facts)
+    elif isinstance(head, TunedTarget):  # another model: nothing here is for the target itself
+        out = head.save(home, folder, facts)
     else:
         config = teacher.model.config.get_text_config().to_dict()
-        files.save(head, home, facts, facts=TargetFacts.of(config, job.model))
+        files.save(head, home, facts, facts=TargetInfo.of(config, job.model))
+    weights = teacher.backend.info.weights
+    if weights is not None and out == home:
+        weights.save(home)
     curves.write(home, notes, facts)
-    return {"out": str(home), "seconds": notes.spent, "loss": notes.curve[-1].loss, **facts}
+    return {"out": str(out), "seconds": notes.spent, "loss": notes.curve[-1].loss, **facts}

@@ -1,20 +1,21 @@
-"""What the target says at each place of an answer, as the label of heads that look several places ahead."""
+"""The target's probs at each place of an answer, as labels of heads that predict several places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
+from sapwood.train.batches import TrainBatch
 from sapwood.train.eagle3 import harden
 from sapwood.train.losses import soft_cross
-from sapwood.train.target import Teacher
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 
 
-class Speaker(Protocol):
+@runtime_checkable
+class VocabHead(Protocol):
     """A head that proposes tokens of a draft vocabulary."""
 
     @property
@@ -23,41 +24,41 @@ class Speaker(Protocol):
 
     @property
     def t2d(self) -> Tensor:
-        """Which tokens of the target can be proposed, [vocab]."""
+        """True for tokens of the target that can be proposed, [vocab]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
-    """The judged places of a batch, with the target's law at each."""
+class TargetLabels:
+    """The places of a batch that count, with the target's probs at each."""
 
     texts: Tensor  # [places]
-    places: Tensor  # [places] position of the state that says the word
-    laws: Tensor  # [places, draft vocab]
+    places: Tensor  # [places] position of the state that predicts the token
+    target_probs: Tensor  # [places, draft vocab]
     best: Tensor  # [places] the target's own first choice, as a draft token
-    known: Tensor  # [places] where the word that follows can be proposed at all
+    known: Tensor  # [places] True if the token that follows is in the draft vocabulary
 
     def rows(self, step: int) -> tuple[Tensor, Tensor]:
-        """The row that predicts each place `step` steps further than the next one, and its weight; both [places]."""
+        """Row and weight of each place, predicted `step` steps ahead of the next; both [places]."""
         rows = self.places - 1 - step
         counted = self.known & (rows >= 0)
         return rows.clamp(min=0), counted / counted.sum().clamp(min=1)
 
-    def judge(self, states: Tensor, output: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and agreement of what output rows [draft vocab, width] make of states [places, width]."""
-        return soft_cross(states, output, self.laws, weights, self.best)
+    def loss(self, states: Tensor, output: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and agreement of states [places, width] under output rows [draft vocab, width]."""
+        return soft_cross(states, output, self.target_probs, weights, self.best)
 
 
-def label(head: Speaker, teacher: Teacher, batch: Batch, hard: float) -> Labels:
-    """Labels of a batch; `hard` is the share of a law that goes to its first choice alone."""
-    texts, places = batch.judged()
-    laws = teacher.laws(batch.final[texts, places], head.vocabulary)
-    best = laws.argmax(-1)
+def label(head: VocabHead, teacher: Teacher, batch: TrainBatch, hard: float) -> TargetLabels:
+    """Labels of a batch; `hard` is the share of the probs that goes to their first choice alone."""
+    texts, places = batch.labelled_places()
+    target_probs = teacher.target_probs(batch.final[texts, places], head.vocabulary)
+    best = target_probs.argmax(-1)
     known = head.t2d[batch.tokens[texts, places + 1]]
-    return Labels(texts, places, harden(laws, best, hard), best, known)
+    return TargetLabels(texts, places, harden(target_probs, best, hard), best, known)
 
 
-def weigh(losses: Sequence[Tensor], agreement: Sequence[Tensor], decay: float) -> Lesson:
-    """One lesson of several steps, each weighing `decay` times the one before."""
+def weigh(losses: Sequence[Tensor], agreement: Sequence[Tensor], decay: float) -> LossResult:
+    """Loss of several steps, each weighing `decay` times the one before."""
     weights = [decay**step for step in range(len(losses))]
     total = torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()
-    return Lesson(total / sum(weights), torch.stack(list(agreement)))
+    return LossResult(total / sum(weights), torch.stack(list(agreement)))

@@ -1,4 +1,4 @@
-"""Training of Medusa's heads: each against the target's law at its own place (arXiv 2401.10774, section 2.2)."""
+"""Training of Medusa's heads: each predicts its own place (arXiv 2401.10774, section 2.2)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sapwood.arrays import IntArray
-from sapwood.heads.medusa import Medusa, MedusaConfig
-from sapwood.part import at_least
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
-from sapwood.train.labels import Labels, label, weigh
-from sapwood.train.target import Teacher
+from sapwood.core.array_types import IntArray
+from sapwood.core.part import at_least
+from sapwood.heads.medusa import MedusaConfig, MedusaHeads
+from sapwood.train.batches import TrainBatch
+from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 from sapwood.train.vocabulary import commonest
 
 
 @dataclass(frozen=True)
-class MedusaCourse:
-    """Teach Medusa's heads."""
+class MedusaObjective:
+    """Train Medusa's heads."""
 
     heads: int = 5  # places to look ahead
     blocks: int = 1  # of each head
@@ -34,33 +34,39 @@ class MedusaCourse:
         at_least(1, heads=self.heads, blocks=self.blocks, vocabulary=self.vocabulary)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
-        """None: the final states are enough."""
+        """None: the heads read final states."""
         return ()
 
-    def build(self, teacher: Teacher, counts: IntArray) -> Medusa:
-        """Heads that all say what the target says now."""
+    def build(self, teacher: Teacher, counts: IntArray) -> MedusaHeads:
+        """Heads that all begin with the target's next-token output."""
         tokens = commonest(counts, self.vocabulary).to(teacher.device)
         config = MedusaConfig(
-            teacher.width, teacher.vocab, heads=self.heads, blocks=self.blocks, draft_vocab=len(tokens)
+            teacher.width,
+            teacher.vocab,
+            heads=self.heads,
+            blocks=self.blocks,
+            draft_vocab=len(tokens),
         )
-        head = Medusa(config).to(teacher.device)
+        head = MedusaHeads(config).to(teacher.device)
         head.use_vocabulary(tokens)
         head.attach(teacher.embedding, teacher.head)
         return head
 
-    def lesson(self, head: Medusa, teacher: Teacher, batch: Batch) -> Lesson:
-        """Compare every head with the target at the place it speaks for."""
+    def loss(self, head: MedusaHeads, teacher: Teacher, batch: TrainBatch) -> LossResult:
+        """Compare every head with the target at the place it predicts."""
         labels = label(head, teacher, batch, self.hard)
-        judged = [
-            labels.judge(states, head.rows(step), weights)
+        results = [
+            labels.loss(states, head.rows(step), weights)
             for step, (states, weights) in enumerate(answers(head, batch, labels))
         ]
-        losses, agreement = zip(*judged, strict=True)
+        losses, agreement = zip(*results, strict=True)
         return weigh(losses, agreement, self.decay)
 
 
-def answers(head: Medusa, batch: Batch, labels: Labels) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each head what it makes of the states it reads [places, width], and the weight of each place."""
+def answers(
+    head: MedusaHeads, batch: TrainBatch, labels: TargetLabels
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Output states of each head [places, width], and the weight of each place."""
     dtype = next(head.parameters()).dtype
     for step, one in enumerate(head.heads):
         rows, weights = labels.rows(step)

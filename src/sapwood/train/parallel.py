@@ -1,7 +1,8 @@
 """Training of the parallel head: all mask rows of all positions at once.
 
 The mask rows of position t see the text up to t and the rows before them of the same t: the causal
-block and the diagonals of `unrolled.attend`, with learned inputs in place of the head's own outputs.
+block and the diagonals of `unrolled.attend`, with learned inputs in place of the head's own
+outputs.
 """
 
 from dataclasses import dataclass
@@ -11,23 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.arrays import IntArray
-from sapwood.heads.parallel import Parallel, ParallelConfig
-from sapwood.part import at_least, between
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
-from sapwood.train.eagle3 import Eagle3Course
-from sapwood.train.lessons import compare, lend, level
-from sapwood.train.target import Teacher
+from sapwood.core.array_types import IntArray
+from sapwood.core.part import at_least, between
+from sapwood.heads.parallel import ParallelConfig, ParallelHead
+from sapwood.train.batches import TrainBatch
+from sapwood.train.eagle3 import Eagle3Objective
+from sapwood.train.head_losses import compare, equalise, share_weights
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 from sapwood.train.unrolled import Keys, attend
 
 
 @dataclass(frozen=True)
-class ParallelCourse:
-    """Teach a parallel head."""
+class ParallelObjective:
+    """Train a parallel head."""
 
     depth: int = 6  # tokens drafted by one call
-    levelled: bool = True  # False: the features come in as they are
+    levelled: bool = True  # False: the features are not normalised
     decay: float = 0.85  # weight of each token against the one before
     hard: float = 0.3  # share of the label that is the target's first choice alone
     vocabulary: int = 16_384  # tokens the head can propose
@@ -43,10 +44,10 @@ class ParallelCourse:
 
     def features(self, teacher: Teacher) -> tuple[int, int, int]:
         """A low, a middle and a high layer, as for EAGLE-3."""
-        return Eagle3Course().features(teacher)
+        return Eagle3Objective().features(teacher)
 
-    def build(self, teacher: Teacher, counts: IntArray) -> Parallel:
-        """A head that begins as an early exit from the high layer: its own layer adds little as yet."""
+    def build(self, teacher: Teacher, counts: IntArray) -> ParallelHead:
+        """A head that begins as an early exit: its own layer adds little to the high features."""
         config = ParallelConfig(
             shape=teacher.shape(self.inner),
             target_width=teacher.width,
@@ -57,31 +58,40 @@ class ParallelCourse:
             depth=self.depth,
             levelled=self.levelled,
         )
-        head = Parallel(config).to(teacher.device)
-        lend(head, teacher, counts)
+        head = ParallelHead(config).to(teacher.device)
+        share_weights(head, teacher, counts)
         if self.levelled:
-            level(list(head.feature_norm), config.features, teacher, counts)
+            equalise(list(head.feature_norm), config.features, teacher, counts)
         with torch.no_grad():
             head.fc.weight.mul_(0.1)
-            head.fc.weight[:, 2 * teacher.width :] += torch.eye(teacher.width, device=teacher.device)
+            head.fc.weight[:, 2 * teacher.width :] += torch.eye(
+                teacher.width, device=teacher.device
+            )
             head.midlayer.self_attn.o_proj.weight.mul_(0.1)
             head.midlayer.mlp.down_proj.weight.mul_(0.1)
         return head
 
-    def lesson(self, head: Parallel, teacher: Teacher, batch: Batch) -> Lesson:
-        """Run every row and compare it with the target."""
+    def loss(self, head: ParallelHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
+        """Compare every row with the target."""
         steps = rows_of(head, teacher.embedding, batch)
         return compare(head, steps, teacher, batch, hard=self.hard, decay=self.decay)
 
 
-def rows_of(head: Parallel, embedding: Tensor, batch: Batch) -> list[Tensor]:
+def rows_of(head: ParallelHead, embedding: Tensor, batch: TrainBatch) -> list[Tensor]:
     """Outputs [batch, rows, width] of the first row and of each mask row, for every position."""
-    layer, keys, outputs = head.midlayer, Keys(), []
+    layer = head.midlayer
+    keys = Keys()
+    outputs = []
     states = head.begin(batch.features.to(head.fc.weight.dtype))
     embeds = F.embedding(F.pad(batch.tokens[:, 1:], (0, 1)), embedding).to(states.dtype)
-    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
+        batch.tokens
+    )
     masks = head.masks.to(states.dtype).unbind(1)  # each [2, width]
-    inputs = [(states, embeds), *((mask[0].expand_as(states), mask[1].expand_as(states)) for mask in masks)]
+    inputs = [
+        (states, embeds),
+        *((mask[0].expand_as(states), mask[1].expand_as(states)) for mask in masks),
+    ]
     for step, (state, embed) in enumerate(inputs):
         query, key, value = layer.project(embed, state, positions + step)
         keys.append((key, value))

@@ -1,4 +1,4 @@
-"""What is seen while prompts are decoded, kept as arrays in one safetensors file.
+"""Recordings of decoded prompts as arrays in one safetensors file.
 
 A recording that was interrupted goes on after its last saved prompt.
 """
@@ -8,49 +8,53 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sapwood.arrays import IntArray
+from sapwood.core.array_types import IntArray
 from sapwood.errors import SapwoodError
 
-SAVE = 8  # prompts between two savings
+SAVE = 8  # prompts between two saves
 
-Over = Callable[[int], bool]  # prompts that are done -> whether no further one is begun
+Over = Callable[[int], bool]  # number of finished prompts -> True to begin no further one
 Progress = Callable[[str], None]
 
 
 def never(_: int) -> bool:
-    """Goes on to the last prompt."""
+    """False: go on to the last prompt."""
     return False
 
 
 def silent(_: str) -> None:
-    """Progress that nobody wants to see."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
-class Record:
+class ArrayRecord:
     """Rows of one or many prompts; every field is an array."""
 
+    contents: ClassVar[str] = "rows"  # the word for them in messages
     prompt: IntArray  # [rows] number of the prompt
 
     def __len__(self) -> int:
         return len(self.prompt)
 
     def save(self, path: Path, notes: dict[str, Any]) -> None:
-        """Write all arrays; a half-written file is never left behind."""
+        """Write all arrays atomically."""
         from safetensors.numpy import save_file
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {field.name: np.ascontiguousarray(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        arrays = {
+            field.name: np.ascontiguousarray(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
         draft = path.with_suffix(".tmp")
         save_file(arrays, draft, metadata={"notes": json.dumps(notes)})
         draft.replace(path)
 
 
-Kind = TypeVar("Kind", bound=Record)
+Kind = TypeVar("Kind", bound=ArrayRecord)
 
 
 def load(path: Path, kind: type[Kind]) -> tuple[Kind, dict[str, Any]]:
@@ -63,22 +67,28 @@ def load(path: Path, kind: type[Kind]) -> tuple[Kind, dict[str, Any]]:
             notes: dict[str, Any] = json.loads(file.metadata()["notes"])
         return kind(**load_file(path)), notes
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SapwoodError(f"{path} is no recording of {kind.__name__.lower()}; delete it to record anew") from error
+        raise SapwoodError(
+            f"{path} is no recording of {kind.contents}; delete it to record anew"
+        ) from error
 
 
 def join(parts: Sequence[Kind]) -> Kind:
     """Several recordings as one."""
     names = [field.name for field in dataclasses.fields(parts[0])]
-    return type(parts[0])(**{name: stacked([getattr(part, name) for part in parts]) for name in names})
+    return type(parts[0])(
+        **{name: stacked([getattr(part, name) for part in parts]) for name in names}
+    )
 
 
 def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of all parts; those that kept no states are blank where others did."""
+    """Rows of all parts; NaN where a part has no states and others do."""
     width = max(part.shape[-1] for part in parts)
     if parts[0].ndim == 1 or all(part.shape[1] == width for part in parts):
         return np.concatenate(parts)
     blank = [np.full((len(part), width), np.nan, part.dtype) for part in parts]
-    return np.concatenate([part if part.shape[1] else empty for part, empty in zip(parts, blank, strict=True)])
+    return np.concatenate(
+        [part if part.shape[1] else empty for part, empty in zip(parts, blank, strict=True)]
+    )
 
 
 def collect(
@@ -86,26 +96,27 @@ def collect(
     each: Callable[[int], list[Kind]],  # decodes the prompt of this number
     prompts: int,
     path: Path | None,  # None: nothing is kept on disk
-    notes: dict[str, Any],  # what the recording is of
+    notes: dict[str, Any],  # description of the recording
     *,
     most: int,  # rows after which no further prompt is begun
     over: Over,
     progress: Progress,
 ) -> list[Kind]:
-    """All that the prompts give, those included that an earlier call with the same notes has done."""
+    """Records of all prompts, including those of an earlier call with the same notes."""
     found, done = resume(path, notes, kind)
     begun, kept = done, done
     while done < prompts and sum(map(len, found)) < most and not (done > begun and over(done)):
         found += each(done)
         done += 1
         if done % SAVE == 0:
-            found, kept = keep(found, path, {**notes, "done": done}), done
-            progress(f"recorded {sum(map(len, found))} {kind.__name__.lower()} of {done} prompts")
+            found = keep(found, path, {**notes, "done": done})
+            kept = done
+            progress(f"recorded {sum(map(len, found))} {kind.contents} of {done} prompts")
     return found if kept == done else keep(found, path, {**notes, "done": done})
 
 
 def keep(found: list[Kind], path: Path | None, notes: dict[str, Any]) -> list[Kind]:
-    """Write what was found, and hold it as one."""
+    """Write the records, joined into one."""
     if not found:
         return found
     whole = join(found)
@@ -115,12 +126,14 @@ def keep(found: list[Kind], path: Path | None, notes: dict[str, Any]) -> list[Ki
 
 
 def resume(path: Path | None, notes: dict[str, Any], kind: type[Kind]) -> tuple[list[Kind], int]:
-    """What is recorded already, and the first prompt that is not."""
+    """The records so far, and the first prompt that is missing."""
     if path is None or not path.exists():
         return [], 0
     rounds, old = load(path, kind)
     done = int(old.pop("done", 0))
     other = [key for key in notes if old.get(key) != notes[key]]
     if other:
-        raise SapwoodError(f"{path} was recorded with another {other[0]}; delete it or name another file")
+        raise SapwoodError(
+            f"{path} was recorded with another {other[0]}; delete it or name another file"
+        )
     return [rounds], done

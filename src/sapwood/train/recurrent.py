@@ -1,7 +1,7 @@
-"""Training of the recurrent head: the state follows the text for a few steps, from all positions at once.
+"""Training of the recurrent head: its state follows the text for a few steps, from all positions.
 
 ReDrafter (arXiv 2403.09919). Row t begins with the target's final state at t and reads the tokens
-from t + 1 on; after each it is compared with the target's law of the next token.
+from t + 1 on; after each it is compared with the target's probs of the next token.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.arrays import IntArray
-from sapwood.heads.recurrent import Recurrent, RecurrentConfig
-from sapwood.part import at_least, between
-from sapwood.train.batches import Batch
-from sapwood.train.course import Lesson
-from sapwood.train.lessons import compare, lend, level
-from sapwood.train.target import Teacher
+from sapwood.core.array_types import IntArray
+from sapwood.core.part import at_least, between
+from sapwood.heads.recurrent import RecurrentConfig, RecurrentHead
+from sapwood.train.batches import TrainBatch
+from sapwood.train.head_losses import compare, equalise, share_weights
+from sapwood.train.objective import LossResult
+from sapwood.train.teacher import Teacher
 
 
 @dataclass(frozen=True)
-class RecurrentCourse:
-    """Teach a recurrent head."""
+class RecurrentObjective:
+    """Train a recurrent head."""
 
     unroll: int = 6  # tokens that each state follows
     decay: float = 0.85  # weight of each step against the one before
@@ -38,11 +38,11 @@ class RecurrentCourse:
         between(0, 1, hard=self.hard)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
-        """Nothing but the final states, which every batch has."""
+        """None: the head reads final states."""
         return ()
 
-    def build(self, teacher: Teacher, counts: IntArray) -> Recurrent:
-        """A head that speaks through the target's output head."""
+    def build(self, teacher: Teacher, counts: IntArray) -> RecurrentHead:
+        """A head that uses the target's output head."""
         config = RecurrentConfig(
             width=teacher.width,
             vocab=teacher.vocab,
@@ -51,21 +51,22 @@ class RecurrentCourse:
             blocks=self.blocks,
             eps=teacher.shape().eps,
         )
-        head = Recurrent(config).to(teacher.device)
-        lend(head, teacher, counts)
-        level([head.begin_norm], [teacher.layers], teacher, counts)
+        head = RecurrentHead(config).to(teacher.device)
+        share_weights(head, teacher, counts)
+        equalise([head.begin_norm], [teacher.layers], teacher, counts)
         return head
 
-    def lesson(self, head: Recurrent, teacher: Teacher, batch: Batch) -> Lesson:
+    def loss(self, head: RecurrentHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
         """Follow the text and compare every step with the target."""
         steps = unroll(head, teacher.embedding, batch, self.unroll)
         return compare(head, steps, teacher, batch, hard=self.hard, decay=self.decay)
 
 
-def unroll(head: Recurrent, embedding: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+def unroll(head: RecurrentHead, embedding: Tensor, batch: TrainBatch, steps: int) -> list[Tensor]:
     """The head's outputs [batch, rows, width] after each of these steps."""
     first = head.begin(batch.final.to(head.fuse.weight.dtype))
-    states, outputs = first, []
+    states = first
+    outputs = []
     for step in range(steps):
         tokens = F.pad(batch.tokens[:, 1 + step :], (0, 1 + step))
         states = head.step(states, F.embedding(tokens, embedding).to(states.dtype))

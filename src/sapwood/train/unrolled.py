@@ -1,6 +1,6 @@
 """Attention of a head that is trained on its own outputs, all positions at once.
 
-At unrolled step s the row of position t reads the keys that step 0 made for the positions up to t,
+At unrolled step s the row of position t sees the keys that step 0 made for the positions up to t,
 and its own keys of the steps 1 to s: a causal block and s diagonals under one softmax (EAGLE-3,
 arXiv 2503.01840, figure 6). The causal block goes through the fused kernel; the diagonals are
 products of rows. Both share one normaliser, so the kernel's own backward pass, given the joint
@@ -13,52 +13,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Keys = list[tuple[Tensor, Tensor]]  # (keys, values) of each step so far, each [batch, heads, rows, d]
+# (keys, values) of each step so far, each [batch, heads, rows, d]
+Keys = list[tuple[Tensor, Tensor]]
 
 
 def attend(query: Tensor, steps: Keys) -> Tensor:
-    """What the rows [batch, heads, rows, d] of the newest step read; heads of keys may be grouped."""
+    """Attention output of the newest step's rows [batch, heads, rows, d]; keys may be grouped."""
     group = query.shape[1] // steps[0][0].shape[1]
     if group > 1:
-        steps = [(key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)) for key, value in steps]
+        steps = [
+            (key.repeat_interleave(group, 1), value.repeat_interleave(group, 1))
+            for key, value in steps
+        ]
     if not fused(query):
         return dense(query, steps)
     flat = [tensor for pair in steps for tensor in pair]
-    read: Tensor = Joined.apply(query, *flat)  # type: ignore[no-untyped-call]
+    read: Tensor = UnrolledAttention.apply(query, *flat)  # type: ignore[no-untyped-call]
     return read
 
 
 def fused(query: Tensor) -> bool:
-    """True where the fused kernel takes such rows."""
+    """True if the fused kernel supports this device, dtype and width."""
     if query.device.type == "cpu":
         return query.dtype in (torch.float32, torch.float64)
-    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] % 8 == 0
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] % 8 == 0
+    )
 
 
 def dense(query: Tensor, steps: Keys) -> Tensor:
-    """The same by one explicit softmax; the definition, and the way where no kernel fits."""
-    rows, scale = query.shape[2], 1 / math.sqrt(query.shape[-1])
+    """The same by one explicit softmax: the definition, and the fallback without a kernel."""
+    rows = query.shape[2]
+    scale = 1 / math.sqrt(query.shape[-1])
     causal = torch.ones(rows, rows, dtype=torch.bool, device=query.device).tril()
     (key, value), later = steps[0], steps[1:]
     products = ((query @ key.transpose(-1, -2)) * scale).masked_fill(~causal, -math.inf)
     own = [((query * key).sum(-1, keepdim=True)) * scale for key, _ in later]
     joined = torch.cat([products, *own], -1)
-    weights = joined.softmax(-1, dtype=torch.promote_types(joined.dtype, torch.float32)).to(value.dtype)
+    weights = joined.softmax(-1, dtype=torch.promote_types(joined.dtype, torch.float32)).to(
+        value.dtype
+    )
     read = weights[..., :rows] @ value
     for index, (_, value) in enumerate(later):
         read = read + weights[..., rows + index, None] * value
     return read
 
 
-class Joined(torch.autograd.Function):
+class UnrolledAttention(torch.autograd.Function):
     """A causal block by the fused kernel and diagonals by hand, under one softmax."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, *flat: Tensor) -> Tensor:
-        """Join what the kernel read with the diagonals by their normalisers."""
+        """Join the kernel's output with the diagonals by their normalisers."""
         scale = 1 / math.sqrt(query.shape[-1])
         block, norm, extra = kernel(query, flat[0], flat[1])
-        own = [(query * key).sum(-1, dtype=norm.dtype) * scale for key in flat[2::2]]  # each [batch, heads, rows]
+        # each [batch, heads, rows]
+        own = [(query * key).sum(-1, dtype=norm.dtype) * scale for key in flat[2::2]]
         joint = torch.logsumexp(torch.stack([norm, *own]), 0)
         read = (norm - joint).exp().to(block.dtype)[..., None] * block
         for product, value in zip(own, flat[3::2], strict=True):
@@ -75,28 +87,40 @@ class Joined(torch.autograd.Function):
         own = rest[: (len(rest) - 2) // 3]
         scale = 1 / math.sqrt(query.shape[-1])
         grad = grad.contiguous()
-        dquery, dkey, dvalue = kernel_backward(grad, query, flat[0], flat[1], read, joint, ctx.extra)
+        dquery, dkey, dvalue = kernel_backward(
+            grad, query, flat[0], flat[1], read, joint, ctx.extra
+        )
         grads = [dkey, dvalue]
         mean = (grad * read).sum(-1, dtype=joint.dtype)
         for product, key, value in zip(own, flat[2::2], flat[3::2], strict=True):
             weight = (product - joint).exp()
-            slope = (weight * ((grad * value).sum(-1, dtype=joint.dtype) - mean) * scale).to(grad.dtype)[..., None]
+            slope = (weight * ((grad * value).sum(-1, dtype=joint.dtype) - mean) * scale).to(
+                grad.dtype
+            )[..., None]
             dquery = dquery + slope * key
             grads += [slope * query, weight.to(grad.dtype)[..., None] * grad]
         return (dquery, *grads)
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Causal attention, its normaliser [batch, heads, rows], and what its backward pass wants."""
+    """Causal attention, its normaliser [batch, heads, rows], and inputs of its backward pass."""
     if query.device.type == "cpu":
-        read, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
+        read, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, True
+        )
         return read, norm.transpose(1, 2) if norm.shape[1] != query.shape[1] else norm, ()
     made = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
     return made[0], made[1], tuple(made[2:8])
 
 
 def kernel_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, read: Tensor, norm: Tensor, extra: tuple[Any, ...]
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    read: Tensor,
+    norm: Tensor,
+    extra: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value under a softmax with this normaliser and this result."""
     if query.device.type == "cpu":

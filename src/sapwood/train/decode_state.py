@@ -1,4 +1,4 @@
-"""Where each row of a batch stands, and how its next token is chosen; all of it stays on the device."""
+"""Decoding state of the rows of a batch, and choice of their next tokens, on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,41 +6,43 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sapwood.rng import uniforms
+from sapwood.core.rng import uniforms
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TextToContinue:
     """One text to continue."""
 
     tokens: Sequence[int]
     new: int  # most tokens to add
     temperature: float = 0.0  # 0 takes the best token
-    key: int = 0  # of its noise
+    key: int = 0  # of its random numbers
+    said: int = 0  # last of its tokens that were added earlier, with the first random numbers
 
 
-class Board:
-    """The state of every row, at addresses that do not change."""
+class DecodeState:
+    """State of every row, in tensors at fixed addresses."""
 
     def __init__(self, rows: int, new: int, device: torch.device) -> None:
         def numbers(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.token = numbers(rows)  # last token, whose keys are not computed yet
+        self.token = numbers(rows)  # last token, whose keys and values are not computed yet
         self.place = numbers(rows)  # its position
         self.made = numbers(rows)  # tokens added so far
         self.limit = numbers(rows)  # most tokens to add
         self.done = numbers(rows, dtype=torch.bool)
         self.temperature = numbers(rows, dtype=torch.float32)
-        self.noise = numbers(rows, new + 1, dtype=torch.float32)  # the last column is never decisive
-        self.out = numbers(rows, new + 1)  # tokens added; the last column takes what finished rows say
+        # the last column of both is scratch space of finished rows
+        self.noise = numbers(rows, new + 1, dtype=torch.float32)
+        self.out = numbers(rows, new + 1)  # tokens added
 
     @property
     def rows(self) -> int:
-        """Rows, spare ones included."""
+        """Number of rows, spare ones included."""
         return len(self.token)
 
-    def fill(self, asks: Sequence[Ask]) -> None:
+    def fill(self, asks: Sequence[TextToContinue]) -> None:
         """Begin these texts; further rows are finished from the start."""
         spare = [0] * (self.rows - len(asks))
 
@@ -54,13 +56,13 @@ class Board:
         noise = np.ones(self.noise.shape, np.float32)
         for row, ask in enumerate(asks):
             if ask.temperature:
-                noise[row] = uniforms(ask.key, noise.shape[1])
+                noise[row] = uniforms(ask.key, ask.said + noise.shape[1])[ask.said :]
         self.noise.copy_(torch.from_numpy(noise))
         self.made.zero_()
         self.done.copy_(self.limit == 0)
 
-    def take(self, other: "Board", rows: Sequence[int]) -> None:
-        """Go on with these rows of a larger board; further rows are finished."""
+    def take(self, other: "DecodeState", rows: Sequence[int]) -> None:
+        """Continue these rows of a larger batch; further rows are finished."""
         spare = [rows[0]] * (self.rows - len(rows))
         index = torch.tensor([*rows, *spare], device=self.token.device)
         for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
@@ -68,12 +70,12 @@ class Board:
         self.done[len(rows) :] = True
 
     def look(self) -> tuple[list[int], list[int], list[int]]:
-        """Tokens made, place and whether it is done, of each row; the only wait for the device."""
+        """Tokens made, place and done flag of each row; synchronizes with the device."""
         made, place, done = torch.stack((self.made, self.place, self.done.long())).tolist()
         return made, place, done
 
     def draw(self, logits: torch.Tensor, sampled: bool) -> torch.Tensor:
-        """The next token of every row, [rows]; `sampled` says that some row has a temperature."""
+        """The next token of every row, [rows]; `sampled` if some row has a temperature."""
         best = logits.argmax(-1)
         if not sampled:
             return best
@@ -81,8 +83,8 @@ class Board:
         return torch.where(self.temperature > 0, pick(logits, self.temperature, noise), best)
 
     def accept(self, token: torch.Tensor, ends: torch.Tensor) -> None:
-        """Add a token, [rows], to every row that is not finished; `ends` is True at tokens that finish one."""
-        # no number meets a tensor in `where` here: it would be copied from the host, which a graph cannot hold
+        """Add a token [rows] to every unfinished row; `ends` is True at tokens that finish one."""
+        # no Python number in `where`: a CUDA graph cannot copy it from the host
         column = self.made.masked_fill(self.done, self.out.shape[1] - 1)
         self.out.scatter_(1, column[:, None], token[:, None])
         self.token.copy_(token)
@@ -93,8 +95,9 @@ class Board:
 
 
 def pick(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The token of each row on which its noise, [rows, 1] in (0, 1], falls when the law is laid out in a line."""
+    """Sample a token of each row by inverse transform; noise [rows, 1] in (0, 1]."""
     warmth = temperature.masked_fill(temperature == 0, 1.0)[:, None]
-    reach = (logits.float() / warmth).softmax(-1).cumsum(-1)
-    drawn = torch.searchsorted(reach, noise * reach[:, -1:])  # the first to reach it: its own chance is not 0
+    cumulative = (logits.float() / warmth).softmax(-1).cumsum(-1)
+    # the first token that reaches the noise: its own probability is not 0
+    drawn = torch.searchsorted(cumulative, noise * cumulative[:, -1:])
     return drawn[:, 0].clamp(max=logits.shape[1] - 1)

@@ -1,22 +1,23 @@
-"""The target as a teacher: frozen, read in batches, asked for its states and its laws."""
+"""The target as a teacher: frozen, run in batches, for its hidden states and its probs."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.model import TorchBackend
-from sapwood.heads.layers import Shape
+from sapwood.backends.torch.backend import TorchBackend
+from sapwood.heads.layers import LayerShape
 
 
 class Teacher:
-    """A frozen model and what a head may borrow from it."""
+    """A frozen model with the tensors that a head may share."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self.backend = backend
         self.model = backend.model.requires_grad_(False)
         self.config = self.model.config.get_text_config()
-        self.device, self.dtype = backend.device, backend.dtype
+        self.device = backend.device
+        self.dtype = backend.dtype
         self.layers: int = self.config.num_hidden_layers
         self.width: int = self.config.hidden_size
         self.vocab = backend.info.vocab
@@ -35,15 +36,15 @@ class Teacher:
 
     @property
     def norm(self) -> Tensor | None:
-        """Weight of the norm before the output head, where the model has one of that kind."""
+        """Weight of the norm before the output head, if the model has such a norm."""
         return getattr(getattr(self.model.base_model, "norm", None), "weight", None)
 
-    def shape(self, inner: int | None = None) -> Shape:
-        """A decoder layer of the target's own size."""
+    def shape(self, inner: int | None = None) -> LayerShape:
+        """Shape of a decoder layer of the target's size."""
         config = self.config
         heads = config.num_attention_heads
         rope = getattr(config, "rope_parameters", None) or {}
-        return Shape(
+        return LayerShape(
             width=self.width,
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
@@ -55,15 +56,21 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs of these layers [batch, rows, layers * width] and final states [batch, rows, width] of a text."""
-        out = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=bool(layers))
+        """Inputs of layers [batch, rows, layers * width] and final states [batch, rows, width]."""
+        out = self.model.base_model(
+            input_ids=tokens, use_cache=False, output_hidden_states=bool(layers)
+        )
         final: Tensor = out.last_hidden_state
-        features = torch.cat([out.hidden_states[layer] for layer in layers], -1) if layers else final[..., :0]
+        features = (
+            torch.cat([out.hidden_states[layer] for layer in layers], -1)
+            if layers
+            else final[..., :0]
+        )
         return features, final
 
     @torch.no_grad()
-    def laws(self, final: Tensor, vocabulary: Tensor | None = None) -> Tensor:
-        """Laws of the next token after final states [rows, width], over the given tokens; [rows, tokens]."""
+    def target_probs(self, final: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """Probs of the next token after final states [rows, width], over the given tokens."""
         head = self.head if vocabulary is None else self.head[vocabulary]
-        law = (final @ head.t()).float().softmax(-1)
-        return law.to(torch.bfloat16) if final.is_cuda else law
+        probs = (final @ head.t()).float().softmax(-1)
+        return probs.to(torch.bfloat16) if final.is_cuda else probs

@@ -1,7 +1,7 @@
-"""Checks an EAGLE-3 folder against the published tables of names, shapes and types.
+"""Validates an EAGLE-3 folder against the published names, shapes and types.
 
-It shares no code with the heads and their files, so that a fault of theirs cannot hide here. What
-engines forgive is a fault all the same.
+It shares no code with the heads and their files, so that a fault there cannot hide itself here.
+Deviations that engines tolerate are faults too.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-# shapes in symbols: H width, T three features of the target, E embedding and feature, Q queries, K keys, F inner,
-# D draft vocabulary, V vocabulary
+# shapes in symbols: H width, T three features of the target, E embedding and feature, Q queries,
+# K keys, F inner, D draft vocabulary, V vocabulary
 LAYER = {
     "input_layernorm.weight": "H",
     "hidden_norm.weight": "H",
@@ -31,8 +31,16 @@ MAPS = {"d2t": "D", "t2d": "V"}
 OPTIONAL = {"embed_tokens.weight": "VH"}
 TYPES = {"d2t": {"I64"}, "t2d": {"BOOL"}}  # all others are weights
 WEIGHT_TYPES = {"F16", "BF16"}
-SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
-FLAT, NESTED = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Speculator", "Eagle3DraftModel"}
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+FLAT = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
+NESTED = {"Eagle3Speculator", "Eagle3DraftModel"}
 NO_SIZES = "sizes are missing or not whole numbers above 0, so that no shape can be checked"
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -40,7 +48,7 @@ Faults = Iterator[str]
 
 
 def check(folder: Path) -> list[str]:
-    """What is wrong with the folder; nothing is a pass."""
+    """Faults of the folder; an empty list is a pass."""
     try:
         record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -51,7 +59,10 @@ def check(folder: Path) -> list[str]:
     layer = record.get("transformer_layer_config") if nested else record
     if not isinstance(layer, dict):
         return ["transformer_layer_config is missing"]
-    faults = [*layer_faults(layer), *(speculators_faults(record) if nested else eagle_faults(record))]
+    faults = [
+        *layer_faults(layer),
+        *(speculators_faults(record) if nested else eagle_faults(record)),
+    ]
     symbols = sizes(record, layer)
     if symbols is None:
         return [*faults, NO_SIZES]
@@ -72,10 +83,14 @@ def layer_faults(layer: Mapping[str, Any]) -> Faults:
             yield f"{name} is {layer.get(name)!r}, not a number above 0"
     angles = layer.get("rope_parameters")
     if isinstance(angles, dict) and angles.get("rope_theta") != layer.get("rope_theta"):
-        yield f"rope_parameters names rope_theta {angles.get('rope_theta')!r} beside {layer.get('rope_theta')!r}"
+        yield (
+            f"rope_parameters names rope_theta {angles.get('rope_theta')!r} "
+            f"beside {layer.get('rope_theta')!r}"
+        )
     if layer.get("tie_word_embeddings") is not False:
         yield "tie_word_embeddings is not false: the output would be taken for the embedding"
-    heads, groups = layer.get("num_attention_heads"), layer.get("num_key_value_heads")
+    heads = layer.get("num_attention_heads")
+    groups = layer.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(groups, int) and is_size(groups) and heads % groups:
         yield f"{heads} heads cannot share {groups} key heads evenly"
 
@@ -99,7 +114,7 @@ def speculators_faults(record: Mapping[str, Any]) -> Faults:
     if not isinstance(record.get("speculators_version"), str):
         yield "speculators_version is missing"
     if not isinstance(record.get("norm_before_residual"), bool):
-        yield "norm_before_residual is not said, and readers disagree on what that means"
+        yield "norm_before_residual is missing, and readers disagree on its default"
     yield from id_faults(record.get(IDS), 0)
     try:
         config = record["speculators_config"]
@@ -118,8 +133,13 @@ def common_faults(record: Mapping[str, Any], layer: Mapping[str, Any], names: se
     named = record.get("architectures")
     if not (isinstance(named, list) and names.intersection(map(str, named))):
         yield f"architectures is {named!r}, not one of {sorted(names)}"
-    draft, vocab = record.get("draft_vocab_size"), layer.get("vocab_size")
-    if not isinstance(draft, int) or not is_size(draft) or (isinstance(vocab, int) and draft > vocab):
+    draft = record.get("draft_vocab_size")
+    vocab = layer.get("vocab_size")
+    if (
+        not isinstance(draft, int)
+        or not is_size(draft)
+        or (isinstance(vocab, int) and draft > vocab)
+    ):
         yield f"draft_vocab_size is {draft!r}, not a whole number from 1 to {vocab!r}"
     wide = record.get("target_hidden_size")
     if wide is not None and (not is_size(wide) or wide == layer.get("hidden_size")):
@@ -132,7 +152,11 @@ def id_faults(ids: Any, least: int) -> Faults:
     """Faults of the ids of the target's layers, which may be left out."""
     if ids is None:
         return
-    if not (isinstance(ids, list) and len(ids) == 3 and all(type(layer) is int and layer >= least for layer in ids)):
+    if not (
+        isinstance(ids, list)
+        and len(ids) == 3
+        and all(type(layer) is int and layer >= least for layer in ids)
+    ):
         yield f"{IDS} is {ids!r}, not three layers"
     elif ids != sorted(ids):
         yield f"{IDS} is {ids!r}, not low, middle, high"
@@ -140,13 +164,21 @@ def id_faults(ids: Any, least: int) -> Faults:
 
 # ---------------------------------------------------------------------------------------- tensors
 def sizes(record: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, int] | None:
-    """What the symbols of the tables stand for."""
+    """Values of the symbols of the tables; None when sizes are missing."""
     values = [layer.get(name) for name in SIZES]
-    draft, target = record.get("draft_vocab_size"), record.get("target_hidden_size") or layer.get("hidden_size")
+    draft = record.get("draft_vocab_size")
+    target = record.get("target_hidden_size") or layer.get("hidden_size")
     if not all(map(is_size, [*values, draft, target])):
         return None
     width, inner, heads, groups, head, vocab = (int(value) for value in values if value is not None)
-    found = {"H": width, "F": inner, "Q": heads * head, "K": groups * head, "V": vocab, "E": 2 * width}
+    found = {
+        "H": width,
+        "F": inner,
+        "Q": heads * head,
+        "K": groups * head,
+        "V": vocab,
+        "E": 2 * width,
+    }
     return found | {"D": int(draft or 0), "T": 3 * int(target or 0)}
 
 
@@ -161,8 +193,12 @@ def tensor_faults(folder: Path, prefix: str, symbols: Mapping[str, int]) -> Faul
     except (OSError, SafetensorError) as error:
         yield f"model.safetensors cannot be read: {error}"
         return
-    whole = symbols["D"] == symbols["V"]  # then the maps say nothing
-    required = {**AROUND, **{prefix + name: shape for name, shape in LAYER.items()}, **({} if whole else MAPS)}
+    whole = symbols["D"] == symbols["V"]  # then the maps are optional
+    required = {
+        **AROUND,
+        **{prefix + name: shape for name, shape in LAYER.items()},
+        **({} if whole else MAPS),
+    }
     known = {**required, **MAPS, **OPTIONAL}
     yield from (f"{name} is missing" for name in sorted(required.keys() - names))
     yield from (f"{name} does not belong there" for name in sorted(names - known.keys()))
@@ -172,16 +208,19 @@ def tensor_faults(folder: Path, prefix: str, symbols: Mapping[str, int]) -> Faul
         if list(shape) != wanted:
             yield f"{name} has shape {list(shape)}, not {wanted}"
         elif kind not in TYPES.get(name, WEIGHT_TYPES):
-            yield f"{name} is stored as {kind}, not {' or '.join(sorted(TYPES.get(name, WEIGHT_TYPES)))}"
+            wanted_types = " or ".join(sorted(TYPES.get(name, WEIGHT_TYPES)))
+            yield f"{name} is stored as {kind}, not {wanted_types}"
         elif name == "d2t":
             yield from map_faults(maps, symbols["V"])
 
 
 def map_faults(maps: Mapping[str, Any], vocab: int) -> Faults:
-    """Faults of the offsets, and of the members where they are there."""
+    """Faults of d2t, and of t2d where it is present."""
     ids = [draft + offset for draft, offset in enumerate(maps["d2t"].tolist())]
     if not all(0 <= token < vocab for token in ids):
-        yield f"d2t leads to tokens outside of the vocabulary of {vocab}: it holds ids, or is damaged"
+        yield (
+            f"d2t leads to tokens outside of the vocabulary of {vocab}: it holds ids, or is damaged"
+        )
     elif any(left >= right for left, right in pairwise(ids)):
         yield "d2t leads to tokens that do not ascend: it holds no offsets of sorted tokens"
     elif "t2d" in maps and maps["t2d"].nonzero().flatten().tolist() != ids:
@@ -189,10 +228,10 @@ def map_faults(maps: Mapping[str, Any], vocab: int) -> Faults:
 
 
 def is_size(value: Any) -> bool:
-    """A whole number above zero."""
+    """True for a whole number above zero."""
     return type(value) is int and value > 0
 
 
 def is_number(value: Any) -> bool:
-    """A number above zero."""
+    """True for a number above zero."""
     return type(value) in (int, float) and value > 0

@@ -1,23 +1,30 @@
-"""What heads share that read and speak with the target's own tables, which are not saved with them."""
+"""Base of heads that use the target's embedding and output head, which are not saved with them."""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sapwood.errors import SapwoodError
-from sapwood.heads.layers import speak
+from sapwood.heads.layers import output_logits
 
 
-class Borrowed(nn.Module):
+class TiedBase(nn.Module):
     """A head whose output rows are the target's, all of them or those of a draft vocabulary."""
 
-    d2t: Tensor  # [draft vocab] int64: target id minus draft id; only where there is a draft vocabulary
+    kind: ClassVar[str] = "trained"  # its word among the kinds of heads
+    # [draft vocab] int64: target id minus draft id; only where there is a draft vocabulary
+    d2t: Tensor
     embedding: Tensor  # [vocab, width] of the target, from `attach` on
-    output: Tensor  # [draft vocab, width], the target's output rows of what can be proposed, from `attach` on
+    # [draft vocab, width], the target's output rows of the draft vocabulary, from `attach` on
+    output: Tensor
 
     def __init__(self, width: int, vocab: int, draft_vocab: int) -> None:
         super().__init__()
-        self.width, self.vocab, self.narrow = width, vocab, draft_vocab > 0
+        self.width = width
+        self.vocab = vocab
+        self.narrow = draft_vocab > 0
         if self.narrow:
             self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
         self.register_buffer("embedding", None, persistent=False)
@@ -36,29 +43,34 @@ class Borrowed(nn.Module):
 
     @property
     def t2d(self) -> Tensor:
-        """Which tokens of the target can be proposed, [vocab]."""
+        """Mask of the target's tokens that can be proposed, [vocab]."""
         tokens = self.vocabulary
-        return torch.zeros(self.vocab, dtype=torch.bool, device=tokens.device).index_fill_(0, tokens, True)
+        return torch.zeros(self.vocab, dtype=torch.bool, device=tokens.device).index_fill_(
+            0, tokens, True
+        )
 
     def attach(self, embedding: Tensor, output_head: Tensor) -> None:
-        """Borrow the target's tables, both [vocab, width]; nothing is copied but the rows of a draft vocabulary."""
-        kind = getattr(self, "kind", "trained")
+        """Use the target's tables [vocab, width]; only rows of a draft vocabulary are copied."""
         for table in (embedding, output_head):
             if list(table.shape) != [self.vocab, self.width]:
                 raise SapwoodError(
-                    f"this {kind} head is for a target of {self.vocab} tokens and width {self.width}, and this one has "
-                    f"{len(table)} and {table.shape[1]}; use the model it was trained for"
+                    f"this {self.kind} head is for a target of {self.vocab} tokens and width "
+                    f"{self.width}, and this one has {len(table)} and {table.shape[1]}; "
+                    "use the model it was trained for"
                 )
         tokens = self.vocabulary
         if self.narrow and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab:
-            raise SapwoodError(f"the draft vocabulary of this {kind} head leaves its {self.vocab} tokens; save it anew")
+            raise SapwoodError(
+                f"the draft vocabulary of this {self.kind} head leaves its {self.vocab} tokens; "
+                "save it again"
+            )
         self.embedding = embedding.detach()
         self.output = output_head.detach()[tokens] if self.narrow else output_head.detach()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The target's embeddings of tokens, in the head's own number format."""
+        """The target's embeddings of tokens, in the head's own dtype."""
         return F.embedding(tokens, self.embedding).to(next(self.parameters()).dtype)
 
-    def speak(self, states: Tensor) -> Tensor:
+    def output_logits(self, states: Tensor) -> Tensor:
         """Logits over the draft vocabulary of states [..., width], by the target's output rows."""
-        return speak(states.to(self.output.dtype), self.output)
+        return output_logits(states.to(self.output.dtype), self.output)

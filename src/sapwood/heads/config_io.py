@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, strictly: what was not saved by us is refused by name."""
+"""Dataclasses to JSON and back, strictly: unknown fields and wrong types are refused by name."""
 
 import dataclasses
 import types
@@ -12,7 +12,7 @@ HUGE = 1e300  # whole numbers above this are no floats
 
 
 def encode(config: Any) -> dict[str, Any]:
-    """Fields by name; tuples become lists once they are JSON."""
+    """Fields by name, for JSON."""
     return dataclasses.asdict(config)
 
 
@@ -33,17 +33,29 @@ def decode(kind: Any, value: Any, where: str) -> Any:
 
 
 def decode_fields(kind: Any, value: Any, where: str) -> Any:
-    """A dataclass: its fields, no other ones, and those without a default all there."""
+    """A dataclass from an object: no unknown field, and none missing without a default."""
     if not isinstance(value, dict):
         raise SapwoodError(f"{where} must be an object, not {value!r}; save it again")
-    hints, fields = typing.get_type_hints(kind), {item.name: item for item in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind)}
     for name in value.keys() - fields.keys():
-        raise SapwoodError(f"{where} has a field {name!r} that is not known; use the version that saved it")
+        raise SapwoodError(
+            f"{where} has a field {name!r} that is not known; use the version that saved it"
+        )
     for name, item in fields.items():
-        optional = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
+        optional = (
+            item.default is not dataclasses.MISSING
+            or item.default_factory is not dataclasses.MISSING
+        )
         if name not in value and not optional:
             raise SapwoodError(f"{where} lacks the field {name!r}; save it again")
-    return kind(**{name: decode(hints[name], value[name], f"{where}.{name}") for name in fields if name in value})
+    return kind(
+        **{
+            name: decode(hints[name], value[name], f"{where}.{name}")
+            for name in fields
+            if name in value
+        }
+    )
 
 
 def decode_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
@@ -53,7 +65,10 @@ def decode_tuple(kind: Any, value: Any, where: str) -> tuple[Any, ...]:
         kinds = kinds[:1] * len(value)
     if not isinstance(value, list) or len(value) != len(kinds):
         raise SapwoodError(f"{where} must be {spell(kind)}, not {value!r}; save it again")
-    return tuple(decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
+    return tuple(
+        decode(kind, item, f"{where}[{i}]")
+        for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
 
 
 def decode_first(kind: Any, value: Any, where: str) -> Any:
@@ -67,5 +82,5 @@ def decode_first(kind: Any, value: Any, where: str) -> Any:
 
 
 def spell(kind: Any) -> str:
-    """A type as a reader knows it."""
+    """The name of a type, for an error."""
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
