@@ -1,1 +1,1 @@
-"""Methods side by side on one loaded target: prompts, paired measurements, and the report made of them."""
+"""`sapwood bench`: recipes and other engines on the same prompts, and the report."""

@@ -1,8 +1,8 @@
-"""Every run is written down when it is over, so that a benchmark that was interrupted can go on where it was.
+"""Journal of runs: each is written to a file when it ends, so that a benchmark can be resumed.
 
-A line of the file is one run: who answered which turn of which prompt under which setting, what came out, and where
-that was: command, commit, versions, machine, model. Files grow; a benchmark that goes on reads the lines of the last
-one of the same prompts, model and sampling.
+A line of the file is one run: setting, prompt with its turn, contender, result, and its origin:
+command, commit, versions, machine, model. Files are appended to; a resumed benchmark reads the
+lines of the last one with the same prompts, model and sampling.
 """
 
 import dataclasses
@@ -14,29 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from sapwood.bench.measure import Run
-from sapwood.bench.samples import Sample
-from sapwood.bench.sweep import Point
-from sapwood.reliability import Reliability
+from sapwood.bench.measure import BenchRun
+from sapwood.bench.samples import TreeSample
+from sapwood.bench.sweep import SweepPoint
+from sapwood.common.calibration import CalibrationCurve
+from sapwood.errors import SapwoodError
 
 NOWHERE: Mapping[str, Any] = {}
-Key = tuple[Point, str, str]  # setting, prompt with its turn, who answered
+Key = tuple[SweepPoint, str, str]  # setting, prompt with its turn, contender
 
 
 class Journal:
-    """Runs in a file."""
+    """Runs in a JSONL file."""
 
     def __init__(
         self,
         path: Path | None = None,  # None: nothing is written
-        mark: str = "",  # of the prompts, the model and how it is sampled
+        mark: str = "",  # hash of the prompts, the model and the sampling
         origin: Mapping[str, Any] = NOWHERE,  # command, commit, versions, machine, model
         *,
         resume: bool = False,
     ) -> None:
-        self.path, self.mark, self.origin = path, mark, dict(origin)
+        self.path = path
+        self.mark = mark
+        self.origin = dict(origin)
         self.series = f"{time.strftime('%Y-%m-%dT%H:%M:%S')}-{time.perf_counter_ns() % 10**6:06d}"
-        self.done: dict[Key, Run] = {}
+        self.done: dict[Key, BenchRun] = {}
         if resume and path is not None:
             self._take_up(path)
 
@@ -46,13 +49,19 @@ class Journal:
         if not lines:
             return
         self.series = lines[-1]["series"]
-        for line in lines:
-            if line["series"] == self.series:
-                key = Point(**line["point"]), line["prompt"], line["who"]
-                self.done[key] = read_run(line["run"])
+        try:
+            for line in lines:
+                if line["series"] == self.series:
+                    key = SweepPoint(**line["point"]), line["prompt"], line["who"]
+                    self.done[key] = read_run(line["run"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SapwoodError(
+                f"the runs in {path} were written by another version of sapwood ({error}); "
+                "leave --resume out to run them again"
+            ) from error
 
-    def add(self, key: Key, run: Run) -> None:
-        """Write one run down, whole and at once."""
+    def add(self, key: Key, run: BenchRun) -> None:
+        """Append one run."""
         self.done[key] = run
         if self.path is None:
             return
@@ -71,7 +80,7 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal; one that was cut off by a crash is passed over."""
+    """The lines of a journal; one that was truncated by a crash is skipped."""
     if not path.is_file():
         return
     for line in path.read_bytes().splitlines():
@@ -79,11 +88,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and {"series", "mark", "point", "prompt", "who", "run"} <= record.keys():
+        if (
+            isinstance(record, dict)
+            and {"series", "mark", "point", "prompt", "who", "run"} <= record.keys()
+        ):
             yield record
 
 
-def run_record(run: Run) -> dict[str, Any]:
+def run_record(run: BenchRun) -> dict[str, Any]:
     """A run as JSON."""
     sums: list[list[float]] = run.reliability.sums.tolist()
     plain = {item.name: getattr(run, item.name) for item in dataclasses.fields(run)}
@@ -93,14 +105,14 @@ def run_record(run: Run) -> dict[str, Any]:
     return plain
 
 
-def read_run(record: Mapping[str, Any]) -> Run:
-    """A run from what `run_record` made of it."""
+def read_run(record: Mapping[str, Any]) -> BenchRun:
+    """A run from the output of `run_record`."""
     sample = record["sample"]
-    return Run(
+    return BenchRun(
         **{
             **record,
-            "reliability": Reliability(np.array(record["reliability"])),
-            "sample": None if sample is None else Sample(**sample),
+            "reliability": CalibrationCurve(np.array(record["reliability"])),
+            "sample": None if sample is None else TreeSample(**sample),
             "expected": float("nan") if record["expected"] is None else record["expected"],
         }
     )

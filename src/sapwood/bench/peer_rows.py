@@ -1,32 +1,42 @@
-"""The rows of peers: their pace against plain decoding, and how far their text agrees with it."""
+"""The rows of peers: their speed against plain decoding, and their agreement with its text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sapwood.bench.groups import Group
-from sapwood.bench.measure import Run, Runs
-from sapwood.bench.report import PLAINLY, View, by_category, intervals, named, taken
-from sapwood.bench.rows import ALL, Row
-from sapwood.bench.suites import Prompt
-from sapwood.text import Text
+from sapwood.bench.groups import RunGroup
+from sapwood.bench.measure import BenchRun, Runs
+from sapwood.bench.report import (
+    DEFAULT_OPTIONS,
+    ReportOptions,
+    by_category,
+    intervals,
+    named,
+    taken,
+)
+from sapwood.bench.rows import ALL, ReportRow
+from sapwood.bench.suites import BenchPrompt
+from sapwood.tokenizer.tokenizer import Tokenizer
 
 
 def peer_rows(
     name: str,
     weights: str,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     runs: Runs,
-    text: Text | None,
-    view: View = PLAINLY,
-) -> list[Row]:
+    text: Tokenizer | None,
+    view: ReportOptions = DEFAULT_OPTIONS,
+) -> list[ReportRow]:
     """A row for each category, and one over all."""
 
-    def made(category: str, group: Group, _: list[int]) -> Row:
-        seconds, paced = sum(run.seconds for run in group.runs), sum(run.paced for run in group.runs)
-        shares = [agreement(one, plain, text) for one, plain in zip(group.runs, group.plain, strict=True)]
+    def made(category: str, group: RunGroup, _: list[int]) -> ReportRow:
+        seconds = sum(run.seconds for run in group.runs)
+        paced = sum(run.paced for run in group.runs)
+        shares = [
+            agreement(one, plain, text) for one, plain in zip(group.runs, group.plain, strict=True)
+        ]
         labels = range(len(shares)) if group.talks is None else group.talks
         parted = {label for label, share in zip(labels, shares, strict=True) if share < 1}
-        return Row(
+        return ReportRow(
             recipe="",
             category=category,
             prompts=group.prompts,
@@ -47,8 +57,8 @@ def peer_rows(
     return by_category(name, prompts, runs, view, made)
 
 
-def agreement(one: Run, plain: Run, text: Text | None) -> float:
-    """Share of the longer output before the two part; 1 where they are the same."""
+def agreement(one: BenchRun, plain: BenchRun, text: Tokenizer | None) -> float:
+    """Share of the longer output before the first difference; 1 if they are equal."""
     if one.said is None:
         ends = frozenset(text.eos if text else ())
         return shared(bare(one.tokens, ends), bare(plain.tokens, ends))
@@ -56,17 +66,19 @@ def agreement(one: Run, plain: Run, text: Text | None) -> float:
 
 
 def bare(tokens: Sequence[int], ends: frozenset[int]) -> Sequence[int]:
-    """Tokens without the one that ended the text: not every engine shows it."""
+    """Tokens without the end-of-text token, which not every engine returns."""
     return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 
 
 def shared(one: Sequence[object], other: Sequence[object]) -> float:
-    """Share of the longer one that both begin with."""
+    """Length of the common prefix as a share of the longer sequence."""
     both = min(len(one), len(other))
     common = next((place for place in range(both) if one[place] != other[place]), both)
     return common / max(len(one), len(other)) if one or other else 1.0
 
 
-def missing(name: str, reason: str, view: View = PLAINLY) -> Row:
+def missing(name: str, reason: str, view: ReportOptions = DEFAULT_OPTIONS) -> ReportRow:
     """The row of a peer that did not run."""
-    return replace(named(name, Row(name, ALL, 0, divergences=[], skipped=reason), view), peer=True)
+    return replace(
+        named(name, ReportRow(name, ALL, 0, divergences=[], skipped=reason), view), peer=True
+    )

@@ -1,4 +1,4 @@
-"""Where numbers come from: machine, model, code, command."""
+"""Provenance of numbers: machine, model, code, command."""
 
 import hashlib
 import os
@@ -10,21 +10,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sapwood import __version__
+from sapwood.core.types import BackendInfo
 from sapwood.errors import SapwoodError
-from sapwood.records import BackendInfo
 
 PACKAGE = Path(__file__).resolve().parents[1]
-EDGE = 1 << 20  # bytes at each end of a file that are hashed
+EDGE = 1 << 20  # bytes hashed at each end of a file
 
 
 def machine(info: BackendInfo, load: float | None) -> dict[str, Any]:
-    """The computer, what ran the model on it, and how busy it was before."""
+    """The computer, the software that ran the model, and the load before the run."""
     found = {
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "threads": info.threads,
         "load": load,
-        "sapwood": version("sapwood"),
+        "sapwood": __version__,
         "torch": version("torch"),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -35,13 +36,19 @@ def machine(info: BackendInfo, load: float | None) -> dict[str, Any]:
 
 
 def model(info: BackendInfo) -> dict[str, Any]:
-    """The target."""
-    return {"name": info.model, "dtype": info.dtype, "device": info.device, "backend": info.name, "vocab": info.vocab}
+    """The target model."""
+    return {
+        "name": info.model,
+        "dtype": info.dtype,
+        "device": info.device,
+        "backend": info.name,
+        "vocab": info.vocab,
+    }
 
 
 def fingerprint(name: str) -> str | None:
-    """A hash of a model's weight files: their names, sizes, beginnings and ends; None where they are not on disk."""
-    from sapwood.backends.torch.find import BUILT_IN, built_in_file
+    """A hash of a model's weight files (name, size, both ends); None if they are not on disk."""
+    from sapwood.backends.torch.resolve_model import BUILT_IN, built_in_file
 
     try:
         path = built_in_file() if name == BUILT_IN else Path(name).expanduser()
@@ -59,7 +66,7 @@ def fingerprint(name: str) -> str | None:
 
 
 def origin(info: BackendInfo, load: float | None) -> dict[str, Any]:
-    """Everything that says where a run was made."""
+    """Command, commit, machine and model of a run."""
     return {
         "command": command(),
         "commit": commit(),
@@ -69,7 +76,7 @@ def origin(info: BackendInfo, load: float | None) -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """How many programs want to run at present, averaged over a minute; None where the system does not say."""
+    """Load average of the last minute; None if the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -92,19 +99,24 @@ def version(package: str) -> str | None:
 
 
 def command() -> str:
-    """The command line as it was typed."""
-    return shlex.join(["sapwood", *sys.argv[1:]])
+    """The command line as it was typed: of `sapwood`, or of a script under benchmarks."""
+    program = Path(sys.argv[0])
+    is_script = program.resolve().parent.name == "benchmarks"
+    words = ["python", f"benchmarks/{program.name}"] if is_script else ["sapwood"]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def commit() -> str | None:
-    """The commit of the code that runs, if it is a git checkout; "-dirty" where files differ from it."""
-    if not ask("git", "-C", str(PACKAGE), "ls-files", "__init__.py"):  # another project's checkout around us
+    """The commit of the running code, "-dirty" if files differ; None outside its own checkout."""
+    if not ask("git", "-C", str(PACKAGE), "ls-files", "__init__.py"):
         return None
-    return ask("git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return ask(
+        "git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"
+    )
 
 
 def ask(*words: str) -> str | None:
-    """What a program answers; None where it is not there or fails."""
+    """Output of a program; None if it is missing or fails."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,56 +1,57 @@
-"""From runs to rows: each recipe against plain decoding on the same prompts, by category and over all."""
+"""Rows from runs: each recipe against plain decoding on the same prompts, by category and all."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sapwood.bench.departure import strayed
-from sapwood.bench.groups import Group
-from sapwood.bench.lineup import PLAIN, Lineup
-from sapwood.bench.measure import Run, Runs
+from sapwood.bench.divergence import count_departures
+from sapwood.bench.groups import RunGroup
+from sapwood.bench.measure import BenchRun, Runs
+from sapwood.bench.recipe_set import PLAIN, RecipeSet
 from sapwood.bench.regret import with_regret
-from sapwood.bench.rows import ALL, Row
-from sapwood.bench.suites import Prompt
-from sapwood.bench.sweep import Point
+from sapwood.bench.rows import ALL, ReportRow
+from sapwood.bench.suites import BenchPrompt
+from sapwood.bench.sweep import SweepPoint
 from sapwood.bench.ties import Divergence, explain
-from sapwood.protocols import Backend
+from sapwood.common.calibration import CalibrationCurve
+from sapwood.core.protocols import Backend
+from sapwood.core.sampling import Sampling
+from sapwood.core.types import Guarantee
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
-from sapwood.records import Guarantee
-from sapwood.reliability import Reliability
-from sapwood.sampling import Sampling
 
-__all__ = ["ALL", "Group", "Row", "report"]
+__all__ = ["ALL", "ReportRow", "RunGroup", "report"]
 
-Parted = Sequence[Divergence | None] | None  # by place; None where equality is not promised
+# by index of the run; None if the outputs need not be equal
+Parted = Sequence[Divergence | None] | None
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """How runs are to be read."""
+class ReportOptions:
+    """Setting of a report, and how its runs are grouped and priced."""
 
-    point: Point = Point()
-    talks: Sequence[object] | None = None  # the conversation of each run; None: each is its own
-    priced: bool = False  # a measured cost curve says what nodes cost
-    energy_note: str | None = None  # why the machine does not tell its energy
+    point: SweepPoint = SweepPoint()
+    talks: Sequence[object] | None = None  # conversation of each run; None: each is its own
+    priced: bool = False  # a measured cost model gives the cost of nodes
+    energy_note: str | None = None  # why no energy is measured
 
 
-PLAINLY = View()
+DEFAULT_OPTIONS = ReportOptions()
 
 
 def report(
     target: Backend,
-    lineup: Lineup,
-    prompts: Sequence[Prompt],
+    recipe_set: RecipeSet,
+    prompts: Sequence[BenchPrompt],
     texts: Sequence[Sequence[int]],
     runs: Runs,
     sampling: Sampling,
-    view: View = PLAINLY,
-) -> list[Row]:
+    view: ReportOptions = DEFAULT_OPTIONS,
+) -> list[ReportRow]:
     """A row for each recipe and category, and one for each recipe over all."""
     rows = []
-    for name, engine in lineup.engines.items():
+    for name, engine in recipe_set.engines.items():
         found = {}
         if promised(engine.recipe, sampling):
             for place, (ours, theirs) in enumerate(zip(runs[PLAIN], runs[name], strict=True)):
@@ -58,49 +59,75 @@ def report(
                 found[place] = explain(target, *given, sampling)
         if engine.recipe.guarantee is Guarantee.LOSSY:
             for text, run in zip(texts, runs[name], strict=True):
-                run.strayed = strayed(target, text, run.tokens, sampling)
+                run.strayed = count_departures(target, text, run.tokens, sampling)
 
-        def made(category: str, group: Group, places: list[int], engine: Any = engine, found: Any = found) -> Row:
-            return row(category, engine.recipe, group, [found[place] for place in places] if found else None, view)
+        def made(
+            category: str,
+            group: RunGroup,
+            places: list[int],
+            engine: Any = engine,
+            found: Any = found,
+        ) -> ReportRow:
+            return row(
+                category,
+                engine.recipe,
+                group,
+                [found[place] for place in places] if found else None,
+                view,
+            )
 
         rows += by_category(name, prompts, runs, view, made)
-    recipes = {name: engine.recipe for name, engine in lineup.engines.items()}
-    return with_regret(rows, recipes) + [absent(name, reason, view) for name, reason in lineup.skipped.items()]
+    recipes = {name: engine.recipe for name, engine in recipe_set.engines.items()}
+    return with_regret(rows, recipes) + [
+        absent(name, reason, view) for name, reason in recipe_set.skipped.items()
+    ]
 
 
 def promised(recipe: Recipe, sampling: Sampling) -> bool:
-    """True where the output should be plain decoding's own, token by token."""
+    """True if the output must equal plain decoding's, token by token."""
     return sampling.greedy or recipe.guarantee is Guarantee.TEXT
 
 
 def by_category(
-    name: str, prompts: Sequence[Prompt], runs: Runs, view: View, made: Callable[[str, Group, list[int]], Row]
-) -> list[Row]:
+    name: str,
+    prompts: Sequence[BenchPrompt],
+    runs: Runs,
+    view: ReportOptions,
+    made: Callable[[str, RunGroup, list[int]], ReportRow],
+) -> list[ReportRow]:
     """The rows of one contender: one for each category, and one for all."""
     rows = []
     for category in (*dict.fromkeys(prompt.category for prompt in prompts), ALL):
-        places = [place for place, prompt in enumerate(prompts) if category in (prompt.category, ALL)]
+        places = [
+            place for place, prompt in enumerate(prompts) if category in (prompt.category, ALL)
+        ]
         talks = None if view.talks is None else [view.talks[place] for place in places]
         ours, plain = ([runs[who][place] for place in places] for who in (name, PLAIN))
-        rows.append(named(name, made(category, Group(ours, plain, talks), places), view))
+        rows.append(named(name, made(category, RunGroup(ours, plain, talks), places), view))
     return rows
 
 
-def named(name: str, row: Row, view: View) -> Row:
-    """The row under its name and setting."""
+def named(name: str, row: ReportRow, view: ReportOptions) -> ReportRow:
+    """The row with its name and setting."""
     return replace(row, recipe=name, energy_note=view.energy_note, **asdict(view.point))
 
 
-def row(category: str, recipe: Recipe, group: Group, parted: Parted, view: View) -> Row:
+def row(
+    category: str, recipe: Recipe, group: RunGroup, parted: Parted, view: ReportOptions
+) -> ReportRow:
     """The numbers of a recipe on one group."""
     runs = group.runs
 
     def total(field: str) -> Any:
         return sum(getattr(run, field) for run in runs)
 
-    tokens, passes, nodes, seconds = total("length"), total("passes"), total("nodes"), total("seconds")
-    reliability = sum((run.reliability for run in runs), Reliability())
-    return Row(
+    tokens = total("length")
+    passes = total("passes")
+    nodes = total("nodes")
+    drafted = nodes + total("discarded")
+    seconds = total("seconds")
+    reliability = sum((run.reliability for run in runs), CalibrationCurve())
+    return ReportRow(
         recipe="",
         category=category,
         prompts=group.prompts,
@@ -110,7 +137,7 @@ def row(category: str, recipe: Recipe, group: Group, parted: Parted, view: View)
         tokens_per_pass=tokens / passes,
         passes=passes,
         nodes_per_pass=nodes / passes,
-        waste=(nodes - total("accepted")) / nodes if nodes else 0.0,
+        waste=1 - total("accepted") / drafted if drafted else 0.0,
         identical=None if parted is None else equal(group, parted),
         guarantee=recipe.guarantee.value,
         spelling=str(recipe),
@@ -132,37 +159,55 @@ def row(category: str, recipe: Recipe, group: Group, parted: Parted, view: View)
     )
 
 
-def intervals(group: Group) -> dict[str, Any]:
-    """Speedup and tokens per second with their bounds; None where no seconds were told."""
+def intervals(group: RunGroup) -> dict[str, Any]:
+    """Speedup and tokens per second with their bounds; None without timings."""
     numbers = {
         "speedup": group.speedup,
         **dict(zip(("speedup_low", "speedup_high"), group.interval, strict=True)),
-        **dict(zip(("tokens_per_second_low", "tokens_per_second_high"), group.rate_interval, strict=True)),
+        **dict(
+            zip(
+                ("tokens_per_second_low", "tokens_per_second_high"),
+                group.rate_interval,
+                strict=True,
+            )
+        ),
     }
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def taken(runs: Sequence[Run]) -> dict[str, Any]:
-    """Memory at the peak and energy in all."""
-    peaks, joules = [run.memory for run in runs if run.memory], [run.joules for run in runs]
+def taken(runs: Sequence[BenchRun]) -> dict[str, Any]:
+    """Peak memory and total energy."""
+    peaks = [run.memory for run in runs if run.memory]
+    joules = [run.joules for run in runs]
     spent = None if None in joules else sum(value for value in joules if value is not None)
     return {"peak_memory": max(peaks, default=None), "joules": spent}
 
 
-def equal(group: Group, parted: Sequence[Divergence | None]) -> int:
-    """Conversations all of whose outputs are plain decoding's."""
+def equal(group: RunGroup, parted: Sequence[Divergence | None]) -> int:
+    """Number of conversations whose outputs all equal plain decoding's."""
     if group.talks is None:
         return sum(item is None for item in parted)
-    return len({*group.talks} - {talk for talk, item in zip(group.talks, parted, strict=True) if item is not None})
+    return len(
+        {*group.talks}
+        - {talk for talk, item in zip(group.talks, parted, strict=True) if item is not None}
+    )
 
 
 def calibration(accepted: int, expected: float) -> float | None:
-    """Accepted nodes for each one that was expected: 1 is honest, less is too hopeful."""
+    """Accepted over expected nodes: 1 is calibrated, less is optimistic."""
     return accepted / expected if math.isfinite(expected) and expected > 0 else None
 
 
-def absent(name: str, reason: str, view: View = PLAINLY) -> Row:
+def absent(name: str, reason: str, view: ReportOptions = DEFAULT_OPTIONS) -> ReportRow:
     """The row of a recipe that could not run."""
     recipe = resolve(name)
-    made = Row(name, ALL, 0, guarantee=recipe.guarantee.value, spelling=str(recipe), divergences=[], skipped=reason)
+    made = ReportRow(
+        name,
+        ALL,
+        0,
+        guarantee=recipe.guarantee.value,
+        spelling=str(recipe),
+        divergences=[],
+        skipped=reason,
+    )
     return named(name, made, view)

@@ -1,11 +1,11 @@
-"""The settings under which everything is run once more: temperatures, lengths of context, sizes of batch."""
+"""The settings of a benchmark: temperatures, context lengths, batch sizes."""
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sapwood.core.sampling import RANGES
 from sapwood.errors import SapwoodError
 
 Value = TypeVar("Value", float, int)
@@ -14,7 +14,7 @@ MOST = 1024  # requests that may share a pass
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One setting of a sweep."""
 
     temperature: float = 0.0
@@ -23,26 +23,37 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The setting in words, as far as it is not the usual one."""
+        """The values that are not the default."""
         words = [f"temperature {self.temperature:g}"] if self.temperature else []
         words += [f"context {self.context}"] if self.context is not None else []
         words += [f"batch {self.batch}"] if self.batch > 1 else []
         return ", ".join(words) or "greedy, one at a time"
 
 
-def read_points(temperatures: str, contexts: str, batches: str) -> list[Point]:
-    """All combinations of the values given, each list separated by commas; an empty one is the usual setting."""
-    hot = numbers(temperatures, "temperature", float, lambda it: math.isfinite(it) and it >= 0, "at least 0")
+def read_points(temperatures: str, contexts: str, batches: str) -> list[SweepPoint]:
+    """All combinations of comma-separated values; an empty list is the default."""
+    coldest, hottest = RANGES["temperature"]
+    hot = numbers(
+        temperatures,
+        "temperature",
+        float,
+        lambda it: coldest <= it <= hottest,
+        f"at least {coldest:g} and at most {hottest:g}",
+    )
     filled = numbers(contexts, "context", int, lambda it: it >= 2, "a whole number of at least 2")
-    shared = numbers(batches, "batch", int, lambda it: 1 <= it <= MOST, f"a whole number from 1 to {MOST}")
+    shared = numbers(
+        batches, "batch", int, lambda it: 1 <= it <= MOST, f"a whole number from 1 to {MOST}"
+    )
     lengths: list[int | None] = [*filled] or [None]
-    return [Point(*values) for values in itertools.product(hot or [0.0], lengths, shared or [1])]
+    return [
+        SweepPoint(*values) for values in itertools.product(hot or [0.0], lengths, shared or [1])
+    ]
 
 
 def numbers(
     text: str, name: str, kind: Callable[[str], Value], good: Callable[[Value], bool], rule: str
 ) -> list[Value]:
-    """The values between commas, each once."""
+    """The values between commas, without duplicates."""
     found: list[Value] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         try:

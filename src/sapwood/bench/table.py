@@ -1,4 +1,4 @@
-"""The report for reading: every recipe over all prompts, its speedup by category, and what went wrong."""
+"""The report in the terminal: recipes over all prompts, speedups by category, and notes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text as Line
 
-from sapwood.bench.lineup import PLAIN
-from sapwood.bench.rows import ALL, Row
-from sapwood.bench.sweep import Point
+from sapwood.bench.recipe_set import PLAIN
+from sapwood.bench.rows import ALL, ReportRow
+from sapwood.bench.sweep import SweepPoint
 
 BEST = "bold green"
 FRAME: dict[str, Any] = {"box": None, "padding": (0, 1, 0, 0), "title_justify": "left"}
-WIDE = 120  # characters of a line where there is no terminal
+WIDE = 120  # characters of a line without a terminal
 COLUMNS = (
     "tokens\nper s",
     "speedup",
@@ -25,13 +25,13 @@ COLUMNS = (
     "same\ntext",
 )
 LEGEND = (
-    "speedup: plain decoding's seconds per token / the recipe's, on the same prompts, reading them left out. "
-    "ceiling: tokens per pass, the speedup if drafting were free and a pass over a tree cost that of one token. "
-    "d/v/o: drafting, passes with verification, all else."
+    "speedup: plain decoding's seconds per token / the recipe's, on the same prompts, without "
+    "prefill. ceiling: tokens per pass, the speedup if drafting were free and a pass over a tree "
+    "cost that of one token. d/v/o: drafting, passes with verification, all else."
 )
 
 
-def show(rows: Sequence[Row], title: str) -> None:
+def show(rows: Sequence[ReportRow], title: str) -> None:
     """Print the report: its tables once for each setting."""
     console = Console(width=None if Console().is_terminal else WIDE)
     stages = settings(rows)
@@ -45,32 +45,40 @@ def show(rows: Sequence[Row], title: str) -> None:
         console.print(Line(note, style="yellow"))
 
 
-def settings(rows: Sequence[Row]) -> dict[Point, list[Row]]:
+def settings(rows: Sequence[ReportRow]) -> dict[SweepPoint, list[ReportRow]]:
     """The rows of each setting."""
-    found: dict[Point, list[Row]] = {}
+    found: dict[SweepPoint, list[ReportRow]] = {}
     for row in rows:
-        found.setdefault(Point(row.temperature, row.context, row.batch), []).append(row)
+        found.setdefault(SweepPoint(row.temperature, row.context, row.batch), []).append(row)
     return found
 
 
-def categories(rows: Sequence[Row]) -> list[str]:
+def categories(rows: Sequence[ReportRow]) -> list[str]:
     """The categories in the order of the rows."""
     return list(dict.fromkeys(row.category for row in rows))
 
 
-def fastest(rows: Sequence[Row], category: str) -> str | None:
-    """The recipe of largest speedup in a category, peers left out; None when only plain decoding ran."""
+def fastest(rows: Sequence[ReportRow], category: str) -> str | None:
+    """The recipe with the largest speedup in a category, without peers; None if there is none."""
     ran = [
         row
         for row in rows
-        if row.category == category and row.recipe != PLAIN and row.speedup is not None and not row.peer
+        if row.category == category
+        and row.recipe != PLAIN
+        and row.speedup is not None
+        and not row.peer
     ]
     return max(ran, key=lambda row: row.speedup or 0.0).recipe if ran else None
 
 
-def overall(rows: Sequence[Row], title: str) -> Table:
+def overall(rows: Sequence[ReportRow], title: str) -> Table:
     """One line per recipe and peer, over all prompts."""
-    table = Table(Column("recipe", min_width=11, overflow="fold"), Column("keeps", no_wrap=True), title=title, **FRAME)
+    table = Table(
+        Column("recipe", min_width=11, overflow="fold"),
+        Column("keeps", no_wrap=True),
+        title=title,
+        **FRAME,
+    )
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     departs = any(row.departure is not None for row in rows)
@@ -81,15 +89,23 @@ def overall(rows: Sequence[Row], title: str) -> Table:
         if row.category == ALL and row.skipped is None:
             last = ["" if row.departure is None else f"{row.departure:.1%}"] if departs else []
             style = BEST if row.recipe == best else None
-            table.add_row(Line(row.recipe), "peer" if row.peer else row.guarantee, *cells(row), *last, style=style)
+            table.add_row(
+                Line(row.recipe),
+                "peer" if row.peer else row.guarantee,
+                *cells(row),
+                *last,
+                style=style,
+            )
     return table
 
 
-def cells(row: Row) -> list[str]:
-    """The numbers of a line, in the order of COLUMNS."""
+def cells(row: ReportRow) -> list[str]:
+    """The numbers of a row, in the order of COLUMNS."""
     same = row.agreement if row.peer else row.identical
     pace = [shown(row.tokens_per_second, ".1f"), shown(row.speedup, ".2f", "x")]
-    pace.append(f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup_low is not None else "")
+    pace.append(
+        f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup_low is not None else ""
+    )
     if row.peer:
         return [*pace, "", "", "", "", f"{same}/{row.prompts}"]
     shares = (row.draft_share, row.verify_share, row.other_share)
@@ -104,11 +120,11 @@ def cells(row: Row) -> list[str]:
 
 
 def shown(value: float | None, form: str, unit: str = "") -> str:
-    """A number with its unit; nothing where there is none."""
+    """A number with its unit; empty for None."""
     return "" if value is None else f"{value:{form}}{unit}"
 
 
-def by_category(rows: Sequence[Row]) -> Table:
+def by_category(rows: Sequence[ReportRow]) -> Table:
     """Speedup and ceiling of each recipe in each category."""
     table = Table("recipe", title="speedup (ceiling) by category", **FRAME)
     shown = [category for category in categories(rows) if category != ALL]
@@ -122,31 +138,34 @@ def by_category(rows: Sequence[Row]) -> Table:
     return table
 
 
-def cell(row: Row, best: str | None) -> Line:
+def cell(row: ReportRow, best: str | None) -> Line:
     """One recipe in one category."""
     ceiling = "" if row.tokens_per_pass is None else f" ({row.tokens_per_pass:.2f})"
-    return Line(f"{shown(row.speedup, '.2f', 'x')}{ceiling}", style=BEST if row.recipe == best else "")
+    return Line(
+        f"{shown(row.speedup, '.2f', 'x')}{ceiling}", style=BEST if row.recipe == best else ""
+    )
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[ReportRow]) -> list[str]:
     """Recipes that could not run, and outputs that are not plain decoding's."""
-    said = [f"{row.recipe} skipped: {row.skipped}" for row in rows if row.skipped is not None]
-    said += [
-        f"{row.recipe} runs {row.weights}; its text is plain decoding's for {row.agreement_share:.0%} of the way"
+    lines = [f"{row.recipe} skipped: {row.skipped}" for row in rows if row.skipped is not None]
+    lines += [
+        f"{row.recipe} runs {row.weights}; "
+        f"{row.agreement_share:.0%} of its text agrees with plain decoding"
         for row in rows
         if row.peer and row.category == ALL and row.agreement_share is not None
     ]
     for row in rows:
         if row.category == ALL and row.departure is not None:
-            said.append(
-                f"{row.recipe} is lossy: {row.departure:.1%} of its tokens are not what plain decoding "
-                "would have said after the same text"
+            lines.append(
+                f"{row.recipe} is lossy: {row.departure:.1%} of its tokens differ from "
+                "plain decoding's after the same text"
             )
         elif row.category == ALL and row.divergences:
             ties = sum(item.tie for item in row.divergences)
             faults = len(row.divergences) - ties
-            said.append(
-                f"{row.recipe}: {len(row.divergences)} of {row.prompts} outputs differ from plain decoding's, "
-                f"{ties} by a tie of the target's logits, {faults} not"
+            lines.append(
+                f"{row.recipe}: {len(row.divergences)} of {row.prompts} outputs differ from "
+                f"plain decoding's, {ties} by a tie of the target's logits, {faults} not"
             )
-    return said
+    return lines

@@ -1,1 +1,1 @@
-"""Proves or refutes that a recipe, or a server that anybody runs, decodes without loss."""
+"""`sapwood certify`: test whether a recipe or a server is lossless."""

@@ -1,92 +1,95 @@
-"""Whether sampling options are honoured at every token, also inside a draft.
+"""Checks that sampling options apply at every token of an answer.
 
-Truncations are judged by the laws that the server reports: a token outside of what min_p, top_p or top_k leaves must
-never come. How often one would have come had the option been ignored is known from the same laws, and is the power.
+Truncations are checked by the probs that the server reports: a token outside of what min_p, top_p
+or top_k leaves must never occur. The number of such tokens expected if the option were ignored
+follows from the same probs, and gives the power.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sapwood.certify.client import Answer, Refused, Said
-from sapwood.certify.exam import Exam, blurred, ranked
+from sapwood.certify.client import ReportedToken, ServerAnswer, ServerRefused
+from sapwood.certify.context import CertifyContext, ambiguous, ranked
 from sapwood.certify.report import Check
 from sapwood.certify.statistics import rare
 
-ENOUGH = 10.0  # tokens that would have come against the option, below which a test says nothing
-NEAR = 1e-3  # of a probability: rounding at the edge of what is left
-IDS = (
-    1000,
-    2000,
-    300,
-    400,
-    50,
-    60,
-    7,
-    8,
-    5,
-    6,
-    3,
-    4,
-)  # tokens to push by logit_bias, until two of them can be told apart
+ENOUGH = 10.0  # forbidden tokens expected without the option, below which a test says nothing
+NEAR = 1e-3  # of a probability: rounding at the threshold
+# tokens to force by logit_bias, until two of them have different texts
+IDS = (1000, 2000, 300, 400, 50, 60, 7, 8, 5, 6, 3, 4)
 
-Inside = Callable[[list[float]], int]  # how many of the likeliest tokens stay, from their probabilities
+Inside = Callable[[list[float]], int]  # sorted probabilities -> number of tokens that remain
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """An option that leaves only likely tokens."""
+    """An option that keeps only likely tokens."""
 
     name: str
     value: float
     stays: Inside
 
-    def check(self, exam: Exam) -> Check:
-        """No token comes that the option forbids."""
-        check = Check(self.name, f"with {self.name}={self.value:g} no token comes that it forbids")
-        if exam.top is None or not exam.raw:
-            return check.skip("it is judged by logprobs before sampling, which the server does not give")
+    def check(self, context: CertifyContext) -> Check:
+        """Check that no forbidden token occurs."""
+        check = Check(self.name, f"with {self.name}={self.value:g} no forbidden token occurs")
+        if context.top is None or not context.raw:
+            return check.skip("it needs logprobs before sampling, which the server does not give")
         try:
             answers = [
                 answer
-                for prompt in exam.prompts[:4]
-                for answer in exam.draw(exam.server, prompt, exam.samples // 4, exam.length, 1.0, **self.wish())
+                for prompt in context.prompts[:4]
+                for answer in context.draw(
+                    context.server, prompt, context.samples // 4, context.length, 1.0, **self.wish()
+                )
             ]
-        except Refused as error:
+        except ServerRefused as error:
             return check.skip(f"the server refuses it ({error})")
-        strange, expected, count = self.count(answers, exam.top)
+        strange, expected, count = self.count(answers, context.top)
         if strange == 0 and expected < ENOUGH:
-            return check.skip(f"only {expected:.1f} forbidden tokens would have come in {count}; use more --samples")
-        seen = f"{strange} of {count} tokens are forbidden ones; {expected:.0f} would be if it were ignored"
-        caught = f"ignoring it at {rare(expected):.1%} of the places would have been caught with 99%"
-        return check.settle(good=strange == 0, found=seen, power=caught, strange=strange, expected=expected)
+            return check.skip(
+                f"only {expected:.1f} forbidden tokens would have come in {count}; "
+                "use more --samples"
+            )
+        seen = (
+            f"{strange} of {count} tokens are forbidden ones; "
+            f"{expected:.0f} would be if it were ignored"
+        )
+        caught = (
+            f"ignoring it at {rare(expected):.1%} of the places would have been caught with 99%"
+        )
+        return check.settle(
+            good=strange == 0, found=seen, power=caught, strange=strange, expected=expected
+        )
 
     def wish(self) -> dict[str, Any]:
         """The option of a request."""
         return {self.name: int(self.value) if self.name == "top_k" else self.value}
 
-    def count(self, answers: Sequence[Answer], top: int) -> tuple[int, float, int]:
-        """Forbidden tokens that came, those that would come if the option were ignored, and all."""
-        strange, expected, count = 0, 0.0, 0
-        for said in (said for answer in answers for said in answer.said):
-            words, probs = ranked(said, top)
-            if blurred(said) or not words or not 0 < (kept := self.stays(probs)) < len(words):
+    def count(self, answers: Sequence[ServerAnswer], top: int) -> tuple[int, float, int]:
+        """Forbidden tokens, those expected if the option were ignored, and all tokens."""
+        strange = 0
+        expected = 0.0
+        count = 0
+        for reported in (reported for answer in answers for reported in answer.reported):
+            names, probs = ranked(reported, top)
+            if ambiguous(reported) or not names or not 0 < (kept := self.stays(probs)) < len(names):
                 continue
             count += 1
             expected += max(0.0, 1.0 - sum(probs[:kept]))
             edge = probs[kept - 1]
-            mine = probs[words.index(said.text)] if said.text in words else 0.0
-            strange += mine < edge * (1 - NEAR) and said.text not in words[:kept]
+            mine = probs[names.index(reported.text)] if reported.text in names else 0.0
+            strange += mine < edge * (1 - NEAR) and reported.text not in names[:kept]
         return strange, expected, count
 
 
 def by_ratio(least: float) -> Inside:
-    """Tokens at least so likely against the best."""
+    """Keep tokens of at least this share of the best probability."""
     return lambda probs: sum(prob >= least * probs[0] * (1 - NEAR) for prob in probs)
 
 
 def by_mass(mass: float) -> Inside:
-    """The fewest tokens that hold this mass."""
+    """Keep the fewest tokens that hold this mass."""
 
     def stays(probs: list[float]) -> int:
         total = 0.0
@@ -100,7 +103,7 @@ def by_mass(mass: float) -> Inside:
 
 
 def by_rank(count: int) -> Inside:
-    """So many tokens."""
+    """Keep this many tokens."""
     return lambda probs: min(count, len(probs))
 
 
@@ -111,66 +114,90 @@ TRUNCATIONS = (
 )
 
 
-def bias_check(exam: Exam) -> Check:
-    """A token that is pushed hard enough is all that comes."""
+def bias_check(context: CertifyContext) -> Check:
+    """Check that a token with a large bias is the only one."""
     check = Check("logit_bias", "a token with logit_bias 100 is the only one that comes")
-    spoken: dict[str, int] = {}  # what the pushed tokens look like
+    texts_of: dict[str, int] = {}  # token by its text
     reason = "no two tokens of the vocabulary were found that look different when pushed"
-    wish = {"top": exam.top, "temperature": 1.0, "max_tokens": exam.length}
+    wish = {"top": context.top, "temperature": 1.0, "max_tokens": context.length}
     for token in IDS:
         try:
-            answer = exam.server.one(exam.prompts[0], logit_bias={str(token): 100}, **wish)
-        except Refused as error:  # all of it, or a token that is not there
+            answer = context.server.one(context.prompts[0], logit_bias={str(token): 100}, **wish)
+        except ServerRefused as error:  # all of it, or a token that is not there
             reason = f"the server refuses it ({error})"
             continue
-        texts = {said.text for said in answer.said} if answer.said else {answer.text}
+        texts = (
+            {reported.text for reported in answer.reported} if answer.reported else {answer.text}
+        )
         if len(texts) > 1:
             others = ", ".join(sorted(map(repr, texts))[:4])
-            return check.settle(good=False, found=f"token {token} was pushed, and {others} came", token=token)
-        spoken.update(dict.fromkeys(texts, token))
-        if sum(word != "" for word in spoken) >= 2:
-            found = f"pushed tokens {list(spoken.values())} came alone, at each of {exam.length} places"
-            return check.settle(good=True, found=found, power="one token of another kind would have been caught")
+            return check.settle(
+                good=False, found=f"token {token} was pushed, and {others} came", token=token
+            )
+        texts_of.update(dict.fromkeys(texts, token))
+        if sum(word != "" for word in texts_of) >= 2:
+            found = (
+                f"pushed tokens {list(texts_of.values())} came alone, "
+                f"at each of {context.length} places"
+            )
+            return check.settle(
+                good=True, found=found, power="one token of another kind would have been caught"
+            )
     return check.skip(reason)
 
 
-def penalty_check(exam: Exam) -> Check:
-    """The best token after penalties is what greedy decoding says."""
-    check = Check("penalties", "frequency and presence penalties count every token said before, inside a draft too")
-    if exam.top is None or not exam.raw:
-        return check.skip("they are judged by logprobs before sampling, which the server does not give")
+def penalty_check(context: CertifyContext) -> Check:
+    """Check that greedy decoding takes the best token after penalties."""
+    check = Check(
+        "penalties",
+        "frequency and presence penalties count every earlier token of the answer",
+    )
+    if context.top is None or not context.raw:
+        return check.skip("they need logprobs before sampling, which the server does not give")
     wish = {"frequency_penalty": 1.0, "presence_penalty": 0.5}
-    telling, wrong = 0, list[str]()
+    changed = 0
+    wrong = list[str]()
     try:
-        for prompt in exam.prompts:
-            answer = exam.greedy(exam.server, prompt, exam.longer, **wish)
-            exam.tick("penalties")
-            for place, said in enumerate(answer.said):
-                best = penalised(said, answer.said[:place], exam)
-                if best is not None and best != ranked(said, 1)[0][0]:
-                    telling += 1
-                    if said.text != best:
-                        wrong.append(f"{said.text!r} came where {best!r} is best after penalties")
-    except Refused as error:
+        for prompt in context.prompts:
+            answer = context.greedy(context.server, prompt, context.longer, **wish)
+            context.tick("penalties")
+            for place, reported in enumerate(answer.reported):
+                best = penalised(reported, answer.reported[:place], context)
+                if best is not None and best != ranked(reported, 1)[0][0]:
+                    changed += 1
+                    if reported.text != best:
+                        wrong.append(
+                            f"{reported.text!r} came where {best!r} is best after penalties"
+                        )
+    except ServerRefused as error:
         return check.skip(f"the server refuses them ({error})")
-    if not telling:
+    if not changed:
         return check.skip("the penalties never changed the best token of these prompts")
-    seen = f"{len(wrong)} of {telling} places where they matter are wrong{f': {wrong[0]}' if wrong else ''}"
-    caught = f"a fault at {rare(telling):.1%} of the places where they matter would have been caught with 99%"
-    return check.settle(good=not wrong, found=seen, power=caught, telling=telling)
+    seen = f"{len(wrong)} of {changed} places where they matter are wrong"
+    seen += f": {wrong[0]}" if wrong else ""
+    caught = (
+        f"a fault at {rare(changed):.1%} of the places where they matter "
+        "would have been caught with 99%"
+    )
+    return check.settle(good=not wrong, found=seen, power=caught, telling=changed)
 
 
-def penalised(said: Said, before: Sequence[Said], exam: Exam) -> str | None:
-    """The best token after penalties; None where rounding or tokens that are not reported could decide."""
+def penalised(
+    reported: ReportedToken, before: Sequence[ReportedToken], context: CertifyContext
+) -> str | None:
+    """The best token after penalties; None if rounding or unreported tokens could decide."""
     counts: dict[str, int] = {}
     for one in before:
         counts[one.text] = counts.get(one.text, 0) + 1
-    lowered = {word: log - (counts[word] * 1.0 + 0.5 if word in counts else 0.0) for word, log in said.top.items()}
-    if blurred(said):
+    lowered = {
+        word: log - (counts[word] * 1.0 + 0.5 if word in counts else 0.0)
+        for word, log in reported.top.items()
+    }
+    if ambiguous(reported):
         return None
     order = sorted(lowered, key=lambda word: -lowered[word])
-    unseen = min(said.top.values(), default=0.0)  # no token that is not reported is likelier
-    whole = sum(ranked(said, len(said.top))[1]) > 0.999
-    if len(order) < 2 or lowered[order[0]] - lowered[order[1]] < exam.slack:
+    unseen = min(reported.top.values(), default=0.0)  # no token that is not reported is likelier
+    whole = sum(ranked(reported, len(reported.top))[1]) > 0.999
+    if len(order) < 2 or lowered[order[0]] - lowered[order[1]] < context.slack:
         return None
     return order[0] if whole or lowered[order[0]] > unseen else None

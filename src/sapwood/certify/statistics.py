@@ -1,8 +1,9 @@
 """Chi-square tests and their power, from the standard library and numpy.
 
-A test says how likely data at least as strange are under an honest server. Its power says how small a departure would
-have been caught: for bins of law p and N observations, a departure of total variation t has a noncentrality of at least
-4 N t^2, whatever its direction (Cauchy-Schwarz), so the smallest t that reaches the needed noncentrality is a promise.
+A p-value is the probability of data at least as extreme from a lossless server. The power says how
+small a departure would have been detected: for bins of probabilities p and N observations, a
+departure of total variation t has a noncentrality of at least 4 N t^2, whatever its direction
+(Cauchy-Schwarz), so the smallest t that reaches the needed noncentrality is a guarantee.
 """
 
 import functools
@@ -12,35 +13,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sapwood.arrays import FloatArray
+from sapwood.core.array_types import FloatArray
 
 TINY = 1e-300
-ENOUGH = 5.0  # expected observations of a bin, below which the chi-square law is not to be trusted
+ENOUGH = 5.0  # expected observations of a bin, below which chi-square is a bad approximation
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
-    """One statistical test."""
+class StatisticalTest:
+    """Result of one statistical test."""
 
     statistic: float
-    freedom: int  # degrees of it
+    freedom: int  # degrees of freedom
     observations: int
-    departure: float  # total variation between what was seen and what was expected, in the test's bins
+    departure: float  # total variation between observed and expected, in the test's bins
 
     @property
     def p_value(self) -> float:
-        """Chance of a statistic at least this large without any departure."""
+        """Probability of a statistic at least this large without any departure."""
         return chi_square_tail(self.statistic, self.freedom)
 
     def caught(self, level: float, power: float) -> float:
-        """The total variation from which on any departure is caught with this chance, at this error level."""
+        """Total variation from which on any departure is detected with this power."""
         if not self.observations:
             return 1.0
         return min(1.0, math.sqrt(needed(self.freedom, level, power) / self.observations) / 2)
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
-    """Chance that a chi-square number exceeds this one."""
+    """Probability that a chi-square variable exceeds this statistic."""
     return 1.0 if freedom < 1 or statistic <= 0 else upper_gamma(freedom / 2, statistic / 2)
 
 
@@ -55,7 +56,9 @@ def upper_gamma(shape: float, x: float) -> float:
             term *= x / place
             total += term
         return max(0.0, 1 - total * scale)
-    low, b = 1 / TINY, x + 1 - shape  # the continued fraction, by Lentz's method
+    # the continued fraction, by Lentz's method
+    low = 1 / TINY
+    b = x + 1 - shape
     d = 1 / b
     found = d
     for step in range(1, 10_000):
@@ -75,77 +78,84 @@ def nonzero(value: float) -> float:
 
 
 def threshold(freedom: int, level: float) -> float:
-    """The statistic that is exceeded with this chance."""
+    """The statistic that is exceeded with probability `level`."""
     return bisected(lambda value: chi_square_tail(value, freedom) < level)
 
 
 def noncentral_tail(statistic: float, freedom: int, noncentrality: float) -> float:
-    """The same tail where a departure is present: a Poisson mixture of central ones."""
+    """The tail under a departure: a Poisson mixture of central ones."""
     half = noncentrality / 2
     centre = int(half)
     total, weight_seen = 0.0, 0.0
     for step in range(max(0, centre - spread(half)), centre + spread(half) + 1):
-        weight = math.exp(-half + step * math.log(half) - math.lgamma(step + 1)) if half else float(step == 0)
+        weight = (
+            math.exp(-half + step * math.log(half) - math.lgamma(step + 1))
+            if half
+            else float(step == 0)
+        )
         total += weight * chi_square_tail(statistic, freedom + 2 * step)
         weight_seen += weight
     return total / weight_seen if weight_seen else 0.0
 
 
 def spread(half: float) -> int:
-    """Terms on each side of the centre of a Poisson law that hold all but nothing of it."""
+    """Terms on each side of a Poisson distribution's centre that hold nearly all of it."""
     return int(12 * math.sqrt(half + 4)) + 12
 
 
 @functools.cache  # many tests share a size and a level
 def needed(freedom: int, level: float, power: float) -> float:
-    """The noncentrality that a test of this level catches with this chance."""
+    """The noncentrality that a test of this level detects with this power."""
     if freedom < 1:
         return math.inf
     line = threshold(freedom, level)
     return bisected(lambda value: noncentral_tail(line, freedom, value) > power)
 
 
-def bisected(ask: Callable[[float], bool]) -> float:
-    """The smallest positive number from which on a monotone question is answered by yes."""
+def bisected(holds: Callable[[float], bool]) -> float:
+    """The smallest positive number from which on a monotone predicate holds."""
     high = 1.0
-    while not ask(high):
+    while not holds(high):
         high *= 2
     low = 0.0
     while high - low > 1e-7 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if ask(middle) else (middle, high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 
-# ---------------------------------------------------------------------------------------- tests
-def against_laws(laws: FloatArray, taken: Sequence[int]) -> Test:
-    """Observations against the law of each, [n, bins]: the i-th fell into bin `taken[i]`.
+# ------------------------------------------------------------------------------------ tests
+def against_probs(all_probs: FloatArray, taken: Sequence[int]) -> StatisticalTest:
+    """Observations against the probs of each, [n, bins]: the i-th fell into bin `taken[i]`.
 
-    Sums of differences over time have mean zero and the covariance below even where each law depends on what was
-    taken before, as in text: they are a martingale.
+    Sums of differences over time have mean zero and the covariance below even if the probs of one
+    depend on those before, as in text: they are a martingale.
     """
-    laws = laws / laws.sum(1, keepdims=True)
-    seen, expected = np.bincount(np.array(taken, np.int64), minlength=laws.shape[1]), laws.sum(0)
+    all_probs = all_probs / all_probs.sum(1, keepdims=True)
+    seen = np.bincount(np.array(taken, np.int64), minlength=all_probs.shape[1])
+    expected = all_probs.sum(0)
     groups = merged(expected)
-    if len(laws) == 0 or len(groups) < 2:
-        return Test(0.0, 0, len(laws), 0.0)
-    joined = np.stack([laws[:, group].sum(1) for group in groups], 1)  # [n, groups]
+    if len(all_probs) == 0 or len(groups) < 2:
+        return StatisticalTest(0.0, 0, len(all_probs), 0.0)
+    joined = np.stack([all_probs[:, group].sum(1) for group in groups], 1)  # [n, groups]
     gap = np.array([seen[group].sum() for group in groups]) - joined.sum(0)
     covariance = np.diag(joined.sum(0)) - joined.T @ joined
     values, vectors = np.linalg.eigh(covariance)
-    able = values > 1e-9 * max(values.max(), 1.0)
-    along = vectors.T @ gap
-    statistic = float((along[able] ** 2 / values[able]).sum())
-    if (np.abs(along[~able]) > 1e-6 * len(laws)).any():  # something came that could not come
+    regular = values > 1e-9 * max(values.max(), 1.0)
+    projected = vectors.T @ gap
+    statistic = float((projected[regular] ** 2 / values[regular]).sum())
+    if (np.abs(projected[~regular]) > 1e-6 * len(all_probs)).any():  # an impossible observation
         statistic = math.inf
-    return Test(statistic, int(able.sum()), len(laws), float(np.abs(gap).sum() / 2 / len(laws)))
+    return StatisticalTest(
+        statistic, int(regular.sum()), len(all_probs), float(np.abs(gap).sum() / 2 / len(all_probs))
+    )
 
 
-def two_samples(one: Sequence[int], other: Sequence[int]) -> Test:
-    """Counts of the same bins from two sources, tested for being of one law."""
+def two_samples(one: Sequence[int], other: Sequence[int]) -> StatisticalTest:
+    """Test that counts of the same bins from two sources have one distribution."""
     counts = np.array([one, other], float)  # [2, bins]
     if not counts.size or not counts.sum(1).all():
-        return Test(0.0, 0, 0, 0.0)
+        return StatisticalTest(0.0, 0, 0, 0.0)
     sizes = counts.sum(1, keepdims=True)
     pooled = counts.sum(0) / counts.sum()
     groups = merged(pooled * sizes.min())
@@ -155,11 +165,13 @@ def two_samples(one: Sequence[int], other: Sequence[int]) -> Test:
     shares = joined / sizes
     # for two samples of a and b observations the effective number is a b / (a + b)
     effective = int(sizes.prod() / sizes.sum())
-    return Test(statistic, len(groups) - 1, effective, float(np.abs(shares[0] - shares[1]).sum() / 2))
+    return StatisticalTest(
+        statistic, len(groups) - 1, effective, float(np.abs(shares[0] - shares[1]).sum() / 2)
+    )
 
 
 def merged(expected: FloatArray) -> list[list[int]]:
-    """Bins put together, the rare ones first, until each expects enough; impossible ones join the rarest."""
+    """Bins merged, rare ones first, until each expects enough; impossible ones join the rarest."""
     groups: list[list[int]] = []
     total = math.inf
     for place in np.argsort(expected, kind="stable").tolist():
@@ -174,13 +186,15 @@ def merged(expected: FloatArray) -> list[list[int]]:
     return groups
 
 
-def combined(tests: Sequence[Test]) -> Test:
-    """Independent tests as one."""
+def combined(tests: Sequence[StatisticalTest]) -> StatisticalTest:
+    """Independent tests combined into one."""
     count = sum(test.observations for test in tests)
     weighed = sum(test.departure * test.observations for test in tests) / count if count else 0.0
-    return Test(sum(test.statistic for test in tests), sum(test.freedom for test in tests), count, weighed)
+    return StatisticalTest(
+        sum(test.statistic for test in tests), sum(test.freedom for test in tests), count, weighed
+    )
 
 
 def rare(expected: float) -> float:
-    """The share of faulty places that is seen at least once with 99 %, where a fault at all of them gives so many."""
+    """Share of faulty positions that is seen with 99 %, if a fault at all gives `expected`."""
     return min(1.0, -math.log(0.01) / expected) if expected > 0 else 1.0

@@ -13,34 +13,51 @@ import typer
 from sapwood.cli import options as o
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
-    from sapwood.bench.contest import Contest
-    from sapwood.bench.lineup import Lineup
-    from sapwood.bench.plan import Plan
-    from sapwood.bench.rivals import Rivals
+    from sapwood.bench.benchmark import Benchmark
+    from sapwood.bench.peer_runner import PeerSet
+    from sapwood.bench.recipe_set import RecipeSet
+    from sapwood.bench.runner import BenchRunner
+    from sapwood.llm import LLM
 
-RECIPES = "Names or spellings, separated by commas or semicolons; `all` is every named recipe. plain always runs."
+RECIPES = (
+    "Names or spellings, separated by commas or semicolons; `all` is every named recipe. "
+    "plain always runs."
+)
 SUITE = (
-    "Built in: chat, copy, edit, json, long, random; or JSONL files of turns, prompt or messages. Several by commas."
+    "Built in: chat, copy, edit, json, long, random; or JSONL files of turns, prompt or messages. "
+    "Several by commas."
 )
 LIMIT = "At most so many prompts, spread evenly over the categories. [default: all]"
-IGNORE_EOS = "Decode past the end of the text, so that all runs are equally long; what follows is often an easy loop."
-NODES = "Give every recipe so many nodes a round, in place of its own controller; for tokens per pass at equal size."
-TEMPERATURE = "0 takes the best token; several values, separated by commas, are a sweep. [default: 0]"
+IGNORE_EOS = (
+    "Decode past the end of the text, so that all runs are equally long; "
+    "what follows is often an easy loop."
+)
+NODES = (
+    "Give every recipe so many nodes a round, in place of its own controller; "
+    "for tokens per pass at equal size."
+)
+TEMPERATURE = (
+    "0 takes the best token; several values, separated by commas, are a sweep. [default: 0]"
+)
 CONTEXT = "Fill prompts up to so many tokens; several values are a sweep. [default: as they are]"
 BATCH = "So many requests share each pass; several values are a sweep. [default: 1]"
 PEERS = (
-    "Other engines on the same prompts: hf, hf-pld, hf-assisted, llamacpp, llamacpp-pld, llama-server, openvino, vllm,"
+    "Other engines on the same prompts: hf, hf-pld, hf-assisted, llamacpp, llamacpp-pld, "
+    "llama-server, openvino, vllm, openai:URL; those not installed have a row that says how to."
 )
-PEERS += " openai:URL; those not installed have a row that says how to."
-ORACLE = "Set each recipe against the best trees of its own drafter, by replay; greedy, one setting, takes a while."
+ORACLE = (
+    "Set each recipe against the best trees of its own drafter, by replay; "
+    "greedy, one setting, takes a while."
+)
 RUNS = "Append every run to this JSONL file. [default: beside the record, else in the cache]"
-BUSY = 0.5  # load per core from which on a machine is called busy
-LINES = 10  # of progress where there is no terminal
+BUSY = 0.5  # load per core from which on a warning is printed
+LINES = 10  # of progress without a terminal
 
 Recipes = Annotated[str, typer.Option("--recipes", help=RECIPES)]
 Suite = Annotated[str, typer.Option("--suite", help=SUITE)]
-Categories = Annotated[str, typer.Option("--categories", help="Only these, separated by commas. [default: all]")]
+Categories = Annotated[
+    str, typer.Option("--categories", help="Only these, separated by commas. [default: all]")
+]
 Limit = Annotated[int | None, typer.Option("--limit", help=LIMIT)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help=IGNORE_EOS)]
 Nodes = Annotated[int | None, typer.Option("--nodes", help=NODES)]
@@ -48,12 +65,21 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the record 
 Temperatures = Annotated[str, typer.Option("--temperature", help=TEMPERATURE)]
 Contexts = Annotated[str, typer.Option("--context", help=CONTEXT)]
 Batches = Annotated[str, typer.Option("--batch", help=BATCH)]
-Turns = Annotated[int | None, typer.Option("--turns", help="At most so many turns of a conversation. [default: all]")]
+Turns = Annotated[
+    int | None,
+    typer.Option("--turns", help="At most so many turns of a conversation. [default: all]"),
+]
 Peers = Annotated[str, typer.Option("--peers", help=PEERS)]
-Html = Annotated[Path | None, typer.Option("--html", help="Write a report to look at, one page that needs no network.")]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a report to look at, one page that needs no network."),
+]
 RunsFile = Annotated[Path | None, typer.Option("--runs", help=RUNS)]
 Oracle = Annotated[bool, typer.Option("--oracle", help=ORACLE)]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run: what is written down is kept.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with an interrupted run: what is written down is kept."),
+]
 
 
 def command(
@@ -82,16 +108,16 @@ def command(
     resume: Resume = False,
 ) -> None:
     """Run recipes side by side on the same prompts and compare each with plain decoding."""
-    from sapwood.bench.lineup import read_recipes
-    from sapwood.bench.plan import Plan, check_place
+    from sapwood.bench.benchmark import Benchmark, check_place
+    from sapwood.bench.recipe_set import read_recipes
     from sapwood.bench.suites import gather
     from sapwood.bench.sweep import read_points
-    from sapwood.part import between
+    from sapwood.core.part import between
+    from sapwood.core.sampling import Sampling
+    from sapwood.core.tree import CAPACITY
     from sapwood.peers.table import read_peers
-    from sapwood.sampling import Sampling
-    from sapwood.tree import CAPACITY
 
-    files = Files(json_file, html, runs, resume)
+    files = OutputFiles(json_file, html, runs, resume)
     for path in filter(None, (json_file, html, runs)):
         check_place(path)
     if nodes is not None:
@@ -100,14 +126,27 @@ def command(
     points = read_points(temperature, context, batch)
     sampling = Sampling(max_tokens=max_tokens, temperature=points[0].temperature, seed=seed or 0)
     prompts = gather(suite, wanted, limit, turns)
-    asked = read_recipes(recipes), suite, prompts, sampling, ignore_eos, nodes, points, read_peers(peers), oracle
-    plan = Plan(*asked)
-    execute(plan, o.Choice(model, "plain", backend=backend, device=device, dtype=dtype, threads=threads), files)
+    plan = Benchmark(
+        read_recipes(recipes),
+        suite,
+        prompts,
+        sampling,
+        ignore_eos,
+        nodes,
+        points,
+        read_peers(peers),
+        oracle,
+    )
+    execute(
+        plan,
+        o.ModelChoice(model, "plain", backend=backend, device=device, dtype=dtype, threads=threads),
+        files,
+    )
 
 
 @dataclass(frozen=True)
-class Files:
-    """Where a benchmark writes."""
+class OutputFiles:
+    """Files that a benchmark writes."""
 
     record: Path | None = None
     page: Path | None = None
@@ -115,85 +154,101 @@ class Files:
     resume: bool = False
 
 
-def execute(plan: "Plan", choice: o.Choice, files: Files) -> None:
-    """Load the model and the peers, run the plan, keep the record and print the tables."""
+def execute(plan: "Benchmark", choice: o.ModelChoice, files: OutputFiles) -> None:
+    """Load the model and the peers, run the benchmark, write the record and print the tables."""
     from sapwood.bench import provenance
     from sapwood.bench.journal import Journal
-    from sapwood.bench.lineup import assemble
-    from sapwood.bench.rivals import Rivals
-    from sapwood.cli import show
+    from sapwood.bench.peer_runner import PeerSet
+    from sapwood.bench.recipe_set import assemble
+    from sapwood.cli import render
 
     load = provenance.load()
     if load is not None and load > BUSY * (os.cpu_count() or 1):
-        show.aside(f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): expect noise")
-    rivals = Rivals()
+        render.aside(
+            f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): expect noise"
+        )
+    peer_set = PeerSet()
     with ExitStack() as stack:
-        stack.callback(rivals.close)
-        with show.progress() as progress:
+        stack.callback(peer_set.close)
+        with render.progress() as progress:
             llm = stack.enter_context(choice.open(progress))
-            lineup = assemble(llm, plan.recipes, plan.nodes, progress)
+            recipe_set = assemble(llm, plan.recipes, plan.nodes, progress)
             if files.page is not None and not llm.profile.measured:
                 llm.profile.measure(llm.target, progress, quick=True)  # the page shows the curve
-            rivals.open(plan.peers, choice.model, llm.target.info, progress)
+            peer_set.open(plan.peers, choice.model, llm.target.info, progress)
         info = llm.target.info
         path = plan.journal_path(info, files.runs, files.record)
         journal = Journal(path, plan.mark(info), provenance.origin(info, load), resume=files.resume)
         interrupted = False
         with bar() as tick:
-            contest = plan.contest(llm, lineup, rivals, journal, tick)
+            runner = plan.make_runner(llm, recipe_set, peer_set, journal, tick)
             try:
-                plan.hold(contest, llm)
+                plan.run(runner, llm)
             except KeyboardInterrupt:
                 interrupted = True
-        finish(plan, llm, lineup, rivals, contest, files, load)
+        finish(plan, llm, recipe_set, peer_set, runner, files, load)
         if interrupted:
-            show.aside(f"interrupted: {len(journal.done)} runs are kept in {path}, --resume goes on from there")
+            render.aside(
+                f"interrupted: {len(journal.done)} runs are kept in {path}, "
+                "--resume goes on from there"
+            )
             raise KeyboardInterrupt
-    plan.check(lineup)
+    plan.check(recipe_set)
 
 
 def finish(
-    plan: "Plan",
+    plan: "Benchmark",
     llm: "LLM",
-    lineup: "Lineup",
-    rivals: "Rivals",
-    contest: "Contest",
-    files: Files,
+    recipe_set: "RecipeSet",
+    peer_set: "PeerSet",
+    runner: "BenchRunner",
+    files: OutputFiles,
     load: float | None,
 ) -> None:
-    """Keep the record and the page, and print the tables."""
+    """Write the record and the page, and print the tables."""
     from sapwood.bench import table
+    from sapwood.bench.benchmark import write, write_text
     from sapwood.bench.page.page import page
-    from sapwood.bench.plan import write, write_text
-    from sapwood.cli import show
+    from sapwood.cli import render
 
-    rows, info = plan.rows(llm, lineup, rivals, contest), llm.target.info
+    rows = plan.rows(llm, recipe_set, peer_set, runner)
+    info = llm.target.info
     if not rows:
         return
-    with show.progress() as progress:
-        rows = plan.foreseen(rows, llm, lineup, contest, progress)
+    with render.progress() as progress:
+        rows = plan.with_regrets(rows, llm, recipe_set, runner, progress)
     try:
         if files.record is not None or files.page is not None:
-            record = plan.record(llm, rows, contest, load)
+            record = plan.record(llm, rows, runner, load)
         if files.record is not None:
             write(files.record, record)
-            show.aside(f"record in {files.record}")
+            render.aside(f"record in {files.record}")
         if files.page is not None:
             write_text(files.page, page(record))
-            show.aside(f"report in {files.page}")
-    finally:  # a disk that is full must not take the table along
-        table.show(rows, f"{info.model}, {info.dtype} on {info.device}, {len(plan.prompts)} prompts of {plan.suite}")
+            render.aside(f"report in {files.page}")
+    finally:  # the table is printed also if the disk is full
+        title = f"{info.model}, {info.dtype} on {info.device}"
+        table.show(rows, f"{title}, {len(plan.prompts)} prompts of {plan.suite}")
 
 
 @contextmanager
 def bar() -> Iterator[Callable[[int], None]]:
-    """Say on standard error how many runs are done and the time left: a bar on a terminal, a few lines elsewhere."""
+    """Report finished runs and the time left on standard error: a bar, or a few lines in a log."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    console, start = Console(stderr=True), time.monotonic()
+    console = Console(stderr=True)
+    start = time.monotonic()
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("runs", total=None)
 
         def tick(runs: int) -> None:
@@ -201,6 +256,8 @@ def bar() -> Iterator[Callable[[int], None]]:
             done = int(progress.tasks[0].completed)
             if not console.is_terminal and done * LINES // runs > (done - 1) * LINES // runs:
                 left = (time.monotonic() - start) * (runs - done) / done
-                console.print(f"sapwood: {done} of {runs} runs, about {left:.0f} s left", highlight=False)
+                console.print(
+                    f"sapwood: {done} of {runs} runs, about {left:.0f} s left", highlight=False
+                )
 
         yield tick

@@ -1,4 +1,4 @@
-"""`sapwood certify`: prove or refute that a recipe, or a server, is lossless."""
+"""`sapwood certify`: test that a recipe, or a server, is lossless."""
 
 import json
 import os
@@ -13,35 +13,55 @@ import typer
 from sapwood.cli import options as o
 
 if TYPE_CHECKING:
-    from sapwood.certify.report import Report
+    from sapwood.certify.report import CertifyReport
 
 SUBJECT = "A recipe's name or spelling, or the address of a server: http://HOST:PORT."
 REFERENCE = "A server that decodes plainly, to compare with."
-OFF = 'Fields of a request that turn speculation off in this server, as JSON; {"speculation": false} in our own.'
+OFF = (
+    "Fields of a request that turn speculation off in this server, as JSON; "
+    '{"speculation": false} in our own.'
+)
+FIELD = "NAME=VALUE, added to every request, such as repeat_penalty=1.0; may be repeated."
 SAMPLES = "Sampled answers to each prompt. [default: 256 of a server, 48 of a recipe]"
 KEY = "Environment variable that holds the server's key."
-MODEL = "Of a recipe: as elsewhere. Of a server: one that it lists. [default: smollm2; the first listed]"
+MODEL = (
+    "Of a recipe: as elsewhere. Of a server: one that it lists. "
+    "[default: smollm2; the first listed]"
+)
 
 Subject = Annotated[str, typer.Argument(help=SUBJECT)]
 Reference = Annotated[str, typer.Option("--reference", help=REFERENCE)]
 Off = Annotated[str, typer.Option("--off", help=OFF)]
+Field = Annotated[list[str] | None, typer.Option("--field", help=FIELD)]
 Model = Annotated[str, typer.Option("--model", help=MODEL)]
 Samples = Annotated[int | None, typer.Option("--samples", help=SAMPLES)]
 Prompts = Annotated[int, typer.Option("--prompts", help="How many prompts, at most 8.")]
-Minutes = Annotated[float, typer.Option("--minutes", help="Longest time of all; what is not done by then is left out.")]
+Minutes = Annotated[
+    float,
+    typer.Option("--minutes", help="Longest time of all; what is not done by then is left out."),
+]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds of one request.")]
 Workers = Annotated[int, typer.Option("--concurrency", help="Requests under way at once.")]
-Level = Annotated[float, typer.Option("--level", help="Chance that an honest subject fails, over all tests.")]
-Slack = Annotated[float, typer.Option("--slack", help="Logprobs of a server closer than this are a tie.")]
+Level = Annotated[
+    float, typer.Option("--level", help="Chance that an honest subject fails, over all tests.")
+]
+Slack = Annotated[
+    float, typer.Option("--slack", help="Logprobs of a server closer than this are a tie.")
+]
 KeyName = Annotated[str, typer.Option("--key", help=KEY)]
-Toy = Annotated[bool, typer.Option("--toy", help="A recipe: on toy targets alone; no model is loaded.")]
-Report_ = Annotated[Path | None, typer.Option("--report", help="Write the record to this file as well.")]
+Toy = Annotated[
+    bool, typer.Option("--toy", help="A recipe: on toy targets alone; no model is loaded.")
+]
+Report_ = Annotated[
+    Path | None, typer.Option("--report", help="Write the record to this file as well.")
+]
 
 
 def command(
     subject: Subject,
     reference: Reference = "",
     off: Off = "",
+    field: Field = None,
     model: Model = "",
     samples: Samples = None,
     prompts: Prompts = 8,
@@ -60,9 +80,9 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Prove or refute that a recipe, or any OpenAI-compatible server, is lossless."""
-    from sapwood.bench.plan import check_place, write
+    from sapwood.bench.benchmark import check_place, write
     from sapwood.certify.report import FAIL
-    from sapwood.part import between
+    from sapwood.core.part import between
 
     between(1, 8, prompts=prompts)
     between(1e-9, 0.5, level=level)
@@ -77,46 +97,63 @@ def command(
     return 1 if found.verdict == FAIL else 0
 
 
-def of_server(given: dict[str, Any]) -> "Report":
-    """Examine a server."""
+def of_server(given: dict[str, Any]) -> "CertifyReport":
+    """Test a server."""
     from dataclasses import replace
 
-    from sapwood.certify.client import Server
-    from sapwood.certify.exam import PROMPTS, Exam
+    from sapwood.certify.client import ServerClient
+    from sapwood.certify.context import PROMPTS, CertifyContext
     from sapwood.certify.server import OWN, examine
 
     until = time.monotonic() + 60 * given["minutes"]
-    plain = {"limit": given["timeout"], "until": until, "workers": given["concurrency"], "key": secret(given["key"])}
-    server = Server(given["subject"], given["model"], **plain)
-    other = Server(given["reference"], "", **plain) if given["reference"] else None
+    plain = {
+        "limit": given["timeout"],
+        "until": until,
+        "workers": given["concurrency"],
+        "key": secret(given["key"]),
+    }
+    extra = dict(pair(text) for text in given["field"] or [])
+    server = ServerClient(given["subject"], given["model"], extra=extra, **plain)
+    other = (
+        ServerClient(given["reference"], "", extra=extra, **plain) if given["reference"] else None
+    )
     server.choose_model()
     if other is None and (given["off"] or server.owner == "sapwood"):
-        other = replace(server, extra=fields(given["off"]) if given["off"] else OWN, requests=0)
-    with telling() as tick:
-        exam = Exam(
-            server, other, PROMPTS[: given["prompts"]], given["samples"] or 256, slack=given["slack"], tick=tick
+        off = fields(given["off"]) if given["off"] else OWN
+        other = replace(server, extra={**extra, **off}, requests=0)
+    with status_line() as tick:
+        context = CertifyContext(
+            server,
+            other,
+            PROMPTS[: given["prompts"]],
+            given["samples"] or 256,
+            slack=given["slack"],
+            tick=tick,
         )
-        return examine(exam, given["level"])
+        return examine(context, given["level"])
 
 
-def of_recipe(given: dict[str, Any]) -> "Report":
-    """Examine a recipe."""
+def of_recipe(given: dict[str, Any]) -> "CertifyReport":
+    """Test a recipe."""
     from sapwood.bench.prompts import QUESTIONS
-    from sapwood.certify.recipe import Trial, examine
-    from sapwood.cli import show as terminal
+    from sapwood.certify.recipe import RecipeUnderTest, examine
+    from sapwood.cli import render as terminal
+    from sapwood.engine.input_processor import read_prompt
     from sapwood.recipes import resolve
-    from sapwood.request import read_prompt
 
     recipe = resolve(given["subject"])
     if given["toy"]:
         return examine(given["subject"], None, recipe, given["level"])
-    choice = o.Choice(given["model"] or "smollm2", given["subject"], **{n: given[n] for n in PLACES})
+    choice = o.ModelChoice(
+        given["model"] or "smollm2", given["subject"], **{n: given[n] for n in PLACES}
+    )
     with terminal.progress() as progress:
         llm = choice.open(progress)
     info = llm.target.info
-    asked = [read_prompt(text, info, llm.text, raw=False) for text in QUESTIONS[: given["prompts"]]]
-    with llm, telling() as tick:
-        trial = Trial(llm, recipe, asked, samples=given["samples"] or 48, tick=tick)
+    texts = QUESTIONS[: given["prompts"]]
+    prompts = [read_prompt(text, info, llm.text, raw=False) for text in texts]
+    with llm, status_line() as tick:
+        trial = RecipeUnderTest(llm, recipe, prompts, samples=given["samples"] or 48, tick=tick)
         about = {"model": info.model, "device": info.device, "dtype": info.dtype}
         return examine(given["subject"], trial, recipe, given["level"], about)
 
@@ -137,27 +174,51 @@ def fields(text: str) -> dict[str, Any]:
     return found
 
 
+def pair(text: str) -> tuple[str, Any]:
+    """A field and its value, which is JSON or else a string."""
+    from sapwood.errors import SapwoodError
+
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise SapwoodError(f"--field {text!r} must be NAME=VALUE, such as repeat_penalty=1.0")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def secret(name: str) -> str:
-    """The key that an environment variable holds."""
+    """The key in an environment variable."""
     from sapwood.errors import SapwoodError
 
     if name and name not in os.environ:
-        raise SapwoodError(f"--key {name}: there is no such environment variable; set it to the server's key")
+        raise SapwoodError(
+            f"--key {name}: there is no such environment variable; set it to the server's key"
+        )
     return os.environ[name] if name else ""
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is being asked, and how often it was."""
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Show the kind and number of requests: on a terminal at once, in a log at intervals."""
     from rich.console import Console
 
-    console, count = Console(stderr=True), 0
+    from sapwood.cli.progress import EVERY_S
 
-    def quiet(_: str) -> None:
-        pass
+    console = Console(stderr=True)
+    count = 0
+    last = time.monotonic()
+
+    def line(what: str) -> None:
+        nonlocal count, last
+        count += 1
+        if time.monotonic() - last >= EVERY_S:
+            last = time.monotonic()
+            message = f"sapwood: {what}, {count} answers so far"
+            console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     if not console.is_terminal:
-        yield quiet
+        yield line
         return
     with console.status("asking") as status:
 
@@ -169,17 +230,17 @@ def telling() -> Iterator[Callable[[str], None]]:
         yield tick
 
 
-def show(report: "Report", *, as_json: bool) -> None:
-    """Print the report, in words or as a record."""
+def show(report: "CertifyReport", *, as_json: bool) -> None:
+    """Print the report as text or JSON."""
     from rich.console import Console
     from rich.text import Text
 
-    from sapwood.certify.report import words
+    from sapwood.certify.report import as_text
 
     if as_json:
-        print(json.dumps(report.to_json(), allow_nan=False))  # noqa: T201
+        print(json.dumps(report.to_json(), allow_nan=False))
         return
-    text = Text(words(report))
+    text = Text(as_text(report))
     for word, style in (("pass ", "green"), ("PASS", "bold green"), ("FAIL", "bold red")):
         text.highlight_words([word], style)
     Console().print(text, soft_wrap=True)

@@ -2,6 +2,9 @@
 
 import io
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,10 +12,17 @@ import typer
 from sapwood.cli import options as o
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
+    from sapwood.cli.chat_commands import ChatSession
+    from sapwood.cli.chat_input import ChatReader
+    from sapwood.engine.outputs import Step
 
-HELP = "/reset starts over, /quit ends"
-System = Annotated[str | None, typer.Option("--system", help="What the model is told before the first turn.")]
+System = Annotated[
+    str | None, typer.Option("--system", help="System message before the first turn.")
+]
+Raw = Annotated[
+    bool,
+    typer.Option("--raw", help="Print answers as they come; Markdown stays as it is written."),
+]
 
 
 def command(
@@ -34,70 +44,89 @@ def command(
     dtype: o.Dtype = None,
     threads: o.Threads = None,
     system: System = None,
+    raw: Raw = False,
 ) -> None:
-    """Talk to a model; /reset starts over, /quit ends."""
-    choice, sampling = o.choice_of(locals()), o.sampling_of(locals())
-    from sapwood.cli import show
-    from sapwood.request import check_options
+    """Talk to a model; /help lists the commands, /exit leaves."""
+    choice = o.choice_of(locals())
+    sampling = o.sampling_of(locals())
+    from sapwood.cli import render
+    from sapwood.cli.chat_commands import HELP, ChatSession, complete
+    from sapwood.cli.chat_input import open_reader
+    from sapwood.cli.notice import notice
+    from sapwood.engine.input_processor import check_options
 
     check_options(sampling)  # a wrong option fails before a model is loaded
-    with show.progress() as progress:
+    with render.progress() as progress:
         llm = choice.open(progress)
-    show.aside(f"{llm.target.info.model} through {choice.title}; {HELP}")
+    if (said := notice(llm)) is not None:
+        render.aside(f"sapwood: {said}")
+    render.aside(f"{llm.target.info.model} through {choice.title}; {HELP}")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 is refused as a turn, no more
+        # a line that is not UTF-8 only fails its own turn
+        sys.stdin.reconfigure(errors="surrogateescape")
     with llm:
-        talk(llm, sampling, system)
+        talk(ChatSession(llm, choice.title, system), open_reader(complete), sampling, raw=raw)
 
 
-def talk(llm: "LLM", sampling: dict[str, Any], system: str | None) -> None:
-    """Take turns until the user leaves."""
-    from sapwood.cli import show
+def talk(chat: "ChatSession", reader: "ChatReader", sampling: dict[str, Any], *, raw: bool) -> None:
+    """Chat until the user leaves."""
+    from sapwood.cli import render
+    from sapwood.cli.chat_commands import obey
     from sapwood.errors import SapwoodError
 
-    start = [{"role": "system", "content": system}] if system else []
-    messages = list(start)
-    while (line := ask()) != "/quit":
-        if line == "/reset":
-            messages = list(start)
-        elif line.startswith("/"):
-            show.aside(f"{line.split()[0]} is no command; {HELP}")
-        elif line:
-            said = {"role": "user", "content": line}
-            try:
-                reply = turn(llm, [*messages, said], sampling)
-            except SapwoodError as error:  # the turn did not fit; the conversation stays as it was
-                show.aside(f"{error}; {HELP}")
-            else:
-                messages += [said, {"role": "assistant", "content": reply}]
+    while not chat.over and (line := reader.read()) is not None:
+        try:
+            if line.startswith("/"):
+                if told := obey(chat, line):
+                    render.aside(told)
+            elif question := line.strip():
+                chat.add(question, turn(chat, question, sampling, raw=raw))
+        except SapwoodError as error:  # the conversation stays as it was
+            render.aside(str(error))
 
 
-def turn(llm: "LLM", messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
+def turn(chat: "ChatSession", question: str, sampling: dict[str, Any], *, raw: bool) -> str:
     """Stream one answer; an interrupt ends it early."""
-    from rich.console import Console
+    from sapwood.cli import render
+    from sapwood.engine.outputs import Completion, collect
 
-    from sapwood.cli import show
-
-    console, text = Console(), ""
+    messages = [*chat.messages, {"role": "user", "content": question}]
+    out: Completion | None
+    text = ""
+    coming = chat.llm.stream_chat(
+        messages, **sampling
+    )  # bad input fails before anything is printed
     try:
-        for step in llm.stream_chat(messages, **sampling):
-            show.write(console, step)
-            text += step.text
-            stats = step.stats
+        steps = []
+        with printer(raw=raw) as write:
+            for step in coming:
+                write(step)
+                text += step.text
+                steps.append(step)
+        out = collect(steps)
     except KeyboardInterrupt:
-        stats = None
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    if stats is not None:
-        show.aside(show.brief(stats))
+        out = None
+    if out is not None:
+        speedup = chat.llm.measure_speedup(messages, out)
+        render.aside(render.brief(replace(out.stats, speedup=speedup)))
     return text
 
 
-def ask() -> str:
-    """The user's next line; the end of input is goodbye."""
-    if sys.stdin is None:
-        return "/quit"
+@contextmanager
+def printer(*, raw: bool) -> Iterator[Callable[["Step"], None]]:
+    """A function that prints a step: Markdown on a terminal, else the text as it comes."""
+    from rich.console import Console
+
+    from sapwood.cli import render
+    from sapwood.cli.markdown_stream import MarkdownStream
+
+    console = Console()
+    if console.is_terminal and not raw:
+        with MarkdownStream(console) as stream:
+            yield lambda step: stream.write(step.text)
+        return
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return "/quit"
+        yield lambda step: render.write(console, step)
+    finally:
+        sys.stdout.write("\n")
+        sys.stdout.flush()

@@ -10,12 +10,14 @@ from sapwood.cli import options as o
 from sapwood.errors import SapwoodError
 
 if TYPE_CHECKING:
-    from sapwood.heads.facts import TargetFacts
+    from sapwood.heads.target_info import TargetInfo
 
 DIALECT = "eagle (EAGLE, SGLang, SpecForge) or speculators (vLLM)."
-PUBLISHED = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the name that other engines know
+PUBLISHED = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # names on the Hub
 
-Source = Annotated[Path, typer.Argument(help="The folder of an EAGLE-3 head, ours or in one of the dialects.")]
+Source = Annotated[
+    Path, typer.Argument(help="The folder of an EAGLE-3 head, ours or in one of the dialects.")
+]
 Dialect = Annotated[str, typer.Option("--dialect", help=DIALECT)]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 
@@ -33,27 +35,42 @@ def command(
     facts = facts_of(model)
     found = convert(source, out, dialect, PUBLISHED.get(model, model), facts)
     if as_json:
-        print(json.dumps({"source": str(source), "out": str(out), "dialect": dialect, "model": model, **found}))  # noqa: T201
+        print(
+            json.dumps(
+                {
+                    "source": str(source),
+                    "out": str(out),
+                    "dialect": dialect,
+                    "model": model,
+                    **found,
+                }
+            )
+        )
     else:
-        print(f"{found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB in {out}, dialect {dialect}: checked")  # noqa: T201
+        print(
+            f"{found['tensors']} tensors, {found['bytes'] / 1e6:.1f} MB in {out}, "
+            f"dialect {dialect}: checked"
+        )
 
 
-def facts_of(model: str) -> "TargetFacts":
+def facts_of(model: str) -> "TargetInfo":
     """Sizes of the target, from its config alone."""
-    from sapwood.backends.torch.find import check, find_folder
-    from sapwood.cli import show
-    from sapwood.heads.facts import TargetFacts
+    from sapwood.backends.torch.resolve_model import check, find_folder
+    from sapwood.cli import render
     from sapwood.heads.folder import read_config
+    from sapwood.heads.target_info import TargetInfo
 
     check(model, None, None)
-    with show.progress() as progress:
-        return TargetFacts.of(read_config(find_folder(model, progress)), model)
+    with render.progress() as progress:
+        return TargetInfo.of(read_config(find_folder(model, progress)), model)
 
 
-def convert(source: Path, out: Path, dialect: str, verifier: str, facts: "TargetFacts") -> dict[str, int]:
-    """Read, write, check; how much was written."""
-    from sapwood.heads.checker import check
-    from sapwood.heads.dialects import about, read, write
+def convert(
+    source: Path, out: Path, dialect: str, verifier: str, facts: "TargetInfo"
+) -> dict[str, int]:
+    """Read, write and check a head; return the size of the output."""
+    from sapwood.heads.eagle3_formats import about, read, write
+    from sapwood.heads.eagle3_validator import check
     from sapwood.heads.folder import read_tensors, weight_files
 
     head, embedding = read(source, facts)

@@ -9,29 +9,57 @@ from typing import Annotated, Any
 
 import typer
 
+from sapwood import __version__
+from sapwood.common.extras import needed_by
+from sapwood.common.suggest import suggestion
 from sapwood.errors import SapwoodError
 
 # modules of this package, each with a `command`, or a `group` of them
-VERBS = ("run", "chat", "serve", "bench", "methods", "profile", "train", "export", "certify", "trace", "replay")
+VERBS = (
+    "run",
+    "chat",
+    "serve",
+    "deploy",
+    "draft_serve",
+    "target_serve",
+    "bench",
+    "methods",
+    "profile",
+    "train",
+    "evaluate",
+    "export",
+    "pull",
+    "list",
+    "cache",
+    "certify",
+    "trace",
+    "replay",
+)
+HIDDEN = ("replica",)  # commands that other commands start
+# commands with an extra of their own; for others the missing package decides
+EXTRAS = {"train": "train"}
+WIDTH = 100  # columns of help, on a terminal that has them
 
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": WIDTH},
 )
 
 
 def show_version(asked: bool) -> None:
     """Print the version and leave."""
     if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"sapwood {version('sapwood')}")
+        typer.echo(f"sapwood {__version__}")
         raise typer.Exit
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+    bool,
+    typer.Option(
+        "--version", callback=show_version, is_eager=True, help="Print the version and leave."
+    ),
 ]
 
 
@@ -40,12 +68,25 @@ def root(version: Version = False) -> None:
     """Adaptive, tree-based speculative decoding: the same output, faster."""
 
 
+def first_line(command: Any) -> str:
+    """The first line of a command's docstring.
+
+    As its short help it is wrapped in lists of commands, where one that the parser makes is cut.
+    """
+    return (command.__doc__ or "").partition("\n")[0]
+
+
 for verb in VERBS:
     module = importlib.import_module(f"sapwood.cli.{verb}")
     if hasattr(module, "group"):
+        for entry in module.group.registered_commands:
+            entry.short_help = first_line(entry.callback)
         app.add_typer(module.group, name=verb)
     else:
-        app.command(verb)(module.command)
+        short = first_line(module.command)
+        app.command(verb.replace("_", "-"), short_help=short)(module.command)
+for verb in HIDDEN:
+    app.command(verb, hidden=True)(importlib.import_module(f"sapwood.cli.{verb}").command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,44 +95,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         return fail("standard output is closed; send it to a file, a pipe or /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what the encoding lacks is shown as a question mark
+        # characters that the encoding lacks become question marks
+        sys.stdout.reconfigure(errors="replace")
+    name = given[0] if given else "--help"
     try:
-        code = app(given or ["--help"], prog_name="sapwood", standalone_mode=False)
+        with needed_by(f"`sapwood {name}`", EXTRAS.get(name)):
+            code = app(given or ["--help"], prog_name="sapwood", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SapwoodError as error:
         return fail(str(error))
     except KeyboardInterrupt:
         return 130
-    except (BrokenPipeError, SystemExit):  # the option parser exits where it meets a broken pipe
-        hush()
+    except (BrokenPipeError, SystemExit):  # the option parser exits on a broken pipe
+        silence_stdout()
         return 141
     except OSError as error:
-        hush()
-        return fail(f"the system refused to read or write ({error}); make room, or use another place")
+        silence_stdout()
+        return fail(
+            f"the system refused to read or write ({error}); make room, or use another place"
+        )
     except Exception as error:
         if hasattr(error, "format_message"):
             return fail(usage(error))
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch has one of its own
+        # torch has its own error of this name
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return fail("the memory is full; use a smaller model, a shorter text or a smaller tree")
         raise
 
 
 def usage(error: Any) -> str:
-    """Wrong usage in the option parser's words, with the value, which it leaves out."""
-    inputs = [item["input"] for item in getattr(error.__cause__, "errors", list)()]
+    """The option parser's message, with the value or the option meant, which it leaves out."""
     path = error.ctx.command_path if getattr(error, "ctx", None) else "sapwood"
-    return f"{error.format_message().rstrip('.')}{f', not {inputs[0]!r}' if inputs else ''}; see `{path} --help`"
+    more = f"see `{path} --help`"
+    if option := getattr(error, "option_name", None):
+        return f"no such option {option}; {suggestion(option, error.possibilities or (), more)}"
+    inputs = [item["input"] for item in getattr(error.__cause__, "errors", list)()]
+    value = f", not {inputs[0]!r}" if inputs else ""
+    message, _, meant = error.format_message().partition(" Did you mean ")
+    if meant:
+        more = f"did you mean {meant}"
+    return f"{message.rstrip('.')}{value}; {more}"
 
 
 def fail(sentence: str) -> int:
-    """Say what is wrong with the input."""
+    """Print an error message; return the exit code."""
     typer.echo("sapwood: " + " ".join(sentence.split()), err=True)
     return 2
 
 
-def hush() -> None:
-    """Where standard output takes no more, let the interpreter flush what is left into nothing."""
+def silence_stdout() -> None:
+    """Redirect a standard output that cannot be written, so that the last flush does not fail."""
     try:
         sys.stdout.flush()
     except OSError:

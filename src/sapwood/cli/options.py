@@ -1,4 +1,4 @@
-"""The options that verbs share, and the model they open."""
+"""Options shared by several commands, and the model that they open."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -7,39 +7,81 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
+    from sapwood.llm import LLM
 
-Name = Annotated[str, typer.Option("--model", help="smollm2 (built in), a Hub id, a local folder or a .gguf file.")]
+Name = Annotated[
+    str,
+    typer.Option("--model", help="smollm2 (built in), a Hub id, a local folder or a .gguf file."),
+]
 RecipeText = Annotated[
-    str, typer.Option("--recipe", help="A recipe's name, or drafter + policy + verifier + controller.")
+    str,
+    typer.Option("--recipe", help="A recipe's name, or drafter + policy + verifier + controller."),
 ]
 DrafterText = Annotated[str | None, typer.Option("--drafter", help="Replace the recipe's drafter.")]
 PolicyText = Annotated[str | None, typer.Option("--policy", help="Replace the recipe's policy.")]
-EstimatorText = Annotated[str | None, typer.Option("--estimator", help="Replace the policy's estimator.")]
-VerifierText = Annotated[str | None, typer.Option("--verifier", help="Replace the recipe's verifier.")]
-ControllerText = Annotated[str | None, typer.Option("--controller", help="Replace the recipe's controller.")]
+EstimatorText = Annotated[
+    str | None, typer.Option("--estimator", help="Replace the policy's estimator.")
+]
+VerifierText = Annotated[
+    str | None, typer.Option("--verifier", help="Replace the recipe's verifier.")
+]
+ControllerText = Annotated[
+    str | None, typer.Option("--controller", help="Replace the recipe's controller.")
+]
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer. [default: 256]")]
-Longest = Annotated[int, typer.Option("--max-tokens", help="Longest answer.")]  # where a verb has its own default
-Temperature = Annotated[float | None, typer.Option("--temperature", help="0 takes the best token. [default: 0]")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens that hold this mass.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="Longest answer. [default: 256]")
+]
+# for commands with a default of their own
+Longest = Annotated[int, typer.Option("--max-tokens", help="Longest answer.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="0 takes the best token. [default: 0]")
+]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", help="Keep the likeliest tokens that hold this mass.")
+]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many tokens.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Keep tokens this likely against the best one.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", help="Keep tokens this likely against the best one.")
+]
 RepetitionPenalty = Annotated[
     float | None, typer.Option("--repetition-penalty", help="Of tokens seen before; 1 is none.")
 ]
-FrequencyPenalty = Annotated[float | None, typer.Option("--frequency-penalty", help="Per time a token was said.")]
-PresencePenalty = Annotated[float | None, typer.Option("--presence-penalty", help="Once a token was said.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option("--frequency-penalty", help="Per earlier occurrence of a token.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option("--presence-penalty", help="Once for a token that occurred.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Of the sampling. [default: 0]")]
 
 BackendName = Annotated[
-    str | None, typer.Option("--backend", help="torch, or llamacpp for a .gguf file as it is. [default: torch]")
+    str | None,
+    typer.Option(
+        "--backend", help="torch, or llamacpp for a .gguf file as it is. [default: torch]"
+    ),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, ... [default: a GPU where there is one]")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="int8, float32, float16 or bfloat16. [default: by device]")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, ... [default: a GPU where there is one]")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help="int4, int8, float32, float16 or bfloat16. [default: by device]"),
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")]
+TensorParallel = Annotated[
+    int,
+    typer.Option("--tensor-parallel", help="Processes that share the layers of the model."),
+]
+Lora = Annotated[
+    str | None, typer.Option("--lora", help="Folder of a LoRA adapter in PEFT's format.")
+]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a record as the last line.")]
 
 
@@ -58,18 +100,24 @@ SAMPLING = (
 
 
 def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The sampling options among a verb's arguments; None, or an empty list, is the default."""
-    return {name: given[name] or None if name == "stop" else given[name] for name in SAMPLING if name in given}
+    """The sampling options among a command's arguments; None, or an empty list, is the default."""
+    return {
+        name: given[name] or None if name == "stop" else given[name]
+        for name in SAMPLING
+        if name in given
+    }
 
 
-def choice_of(given: dict[str, Any]) -> "Choice":
-    """The model and recipe among a verb's arguments."""
-    return Choice(**{field.name: given[field.name] for field in fields(Choice) if field.name in given})
+def choice_of(given: dict[str, Any]) -> "ModelChoice":
+    """The model and recipe among a command's arguments."""
+    return ModelChoice(
+        **{field.name: given[field.name] for field in fields(ModelChoice) if field.name in given}
+    )
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which model and recipe a verb was asked for."""
+class ModelChoice:
+    """Model and recipe of a command."""
 
     model: str = "smollm2"
     recipe: str = "auto"
@@ -82,16 +130,20 @@ class Choice:
     device: str | None = None
     dtype: str | None = None
     threads: int | None = None
+    tensor_parallel: int = 1
+    lora: str | None = None
 
     def open(self, progress: Callable[[str], None]) -> "LLM":
-        """Load it."""
-        from sapwood.api import LLM
+        """Load the model."""
+        from sapwood.llm import LLM
 
         return LLM(**vars(self), progress=progress)
 
     @property
     def title(self) -> str:
-        """The recipe as it was asked for."""
+        """The recipe as given by the user, with replaced parts."""
         parts = ("drafter", "policy", "estimator", "verifier", "controller")
-        changed = [f"{part} {value}" for part in parts if (value := getattr(self, part)) is not None]
+        changed = [
+            f"{part} {value}" for part in parts if (value := getattr(self, part)) is not None
+        ]
         return ", ".join([self.recipe, *changed])

@@ -8,9 +8,13 @@ import typer
 from sapwood.cli import options as o
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
+    from sapwood.llm import LLM
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and contexts, in a few seconds.")]
+
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep the result even if the machine was busy meanwhile.")
+]
 
 
 def command(
@@ -20,37 +24,43 @@ def command(
     dtype: o.Dtype = None,
     threads: o.Threads = None,
     quick: Quick = False,
+    keep: Keep = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Measure the seconds of a pass by nodes and context, and keep them for the controllers."""
-    from sapwood.cli import show
+    from sapwood.cli import render
 
-    with show.progress() as progress:
-        llm = o.Choice(model, "plain", backend=backend, device=device, dtype=dtype, threads=threads).open(progress)
-        llm.profile.measure(llm.target, progress, quick=quick)
+    with render.progress() as progress:
+        llm = o.ModelChoice(
+            model, "plain", backend=backend, device=device, dtype=dtype, threads=threads
+        ).open(progress)
+        llm.profile.measure(llm.target, progress, quick=quick, keep_busy=keep)
     found = record(llm)
     if as_json:
-        print(json.dumps(found))  # noqa: T201
+        print(json.dumps(found))
     else:
         table(found)
 
 
 def record(llm: "LLM") -> dict[str, Any]:
-    """What `--json` prints."""
+    """The record that `--json` prints."""
     info = llm.target.info
+    profile = llm.profile
+    kept = profile.disturbance is None
     return {
         "model": info.model,
         "backend": info.name,
         "device": info.device,
         "dtype": info.dtype,
         "threads": info.threads,
-        "path": str(llm.profile.path) if llm.profile.path.is_file() else None,
+        "path": str(profile.path) if kept and profile.path.is_file() else None,
+        "disturbance": profile.disturbance,
         **llm.profile.curve.to_json(),
     }
 
 
 def table(found: dict[str, Any]) -> None:
-    """Milliseconds by rows and context, each with its ratio to one row."""
+    """Print milliseconds by rows and context, each with its ratio to one row."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -60,9 +70,16 @@ def table(found: dict[str, Any]) -> None:
     for context in found["contexts"]:
         shown.add_column(f"context {context}", justify="right")
     for column, rows in enumerate(found["rows"]):
-        cells = [f"{1000 * line[column]:.1f}  {line[column] / line[0]:5.2f}x" for line in found["seconds"]]
+        cells = [
+            f"{1000 * line[column]:.1f}  {line[column] / line[0]:5.2f}x"
+            for line in found["seconds"]
+        ]
         shown.add_row(str(rows), *cells)
     console = Console()
     console.print(shown)
-    kept = f"kept in {found['path']}" if found["path"] else "not kept: the folder cannot be written; set SAPWOOD_CACHE"
+    kept = "not kept: the folder cannot be written; set SAPWOOD_CACHE"
+    if found["path"]:
+        kept = f"kept in {found['path']}"
+    elif found["disturbance"]:
+        kept = "not kept: try again on a quiet machine, or keep it with --keep"
     console.print(kept, markup=False, highlight=False, soft_wrap=True)

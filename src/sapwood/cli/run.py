@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,17 @@ from sapwood.cli import options as o
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sapwood.api import LLM
-    from sapwood.completion import Completion, Step
+    from sapwood.engine.outputs import Completion, Step
+    from sapwood.llm import LLM
 
 Prompt = Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")]
-Trace = Annotated[Path | None, typer.Option("--trace", help="Record every round in this file, for `sapwood trace`.")]
-Live = Annotated[bool, typer.Option("--live", help="Watch the token tree of every round (on a terminal).")]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", help="Record every round in this file, for `sapwood trace`."),
+]
+Live = Annotated[
+    bool, typer.Option("--live", help="Watch the token tree of every round (on a terminal).")
+]
 
 
 def command(
@@ -43,18 +49,21 @@ def command(
     device: o.Device = None,
     dtype: o.Dtype = None,
     threads: o.Threads = None,
+    tensor_parallel: o.TensorParallel = 1,
+    lora: o.Lora = None,
     raw: o.Raw = False,
     live: Live = False,
     trace: Trace = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Answer one prompt and say what speculation did."""
-    choice, sampling = o.choice_of(locals()), o.sampling_of(locals())
+    """Answer one prompt and report what speculation did."""
+    choice = o.choice_of(locals())
+    sampling = o.sampling_of(locals())
     answer(choice, read(prompt), sampling, raw=raw, live=live, trace=trace, as_json=as_json)
 
 
 def answer(
-    choice: o.Choice,
+    choice: o.ModelChoice,
     prompt: str,
     sampling: dict[str, Any],
     *,
@@ -64,50 +73,67 @@ def answer(
     as_json: bool,
 ) -> None:
     """Open the model, decode, and print the text or the record."""
-    from sapwood.cli import show
+    from sapwood.cli import render
     from sapwood.cli.trace import kept
-    from sapwood.completion import collect
-    from sapwood.request import check_options, check_text
+    from sapwood.engine.input_processor import check_options, check_text
+    from sapwood.engine.outputs import collect
 
     check_options(sampling)  # a wrong option fails before a model is loaded
     check_text(prompt)
     if trace is not None:
-        from sapwood.bench.plan import check_place
+        from sapwood.bench.benchmark import check_place
 
         check_place(trace)
-    with show.progress() as progress:
+    with render.progress() as progress:
         llm = choice.open(progress)
         if trace is None:
             steps = llm.stream(prompt, raw=raw, **sampling)
         else:
             steps = kept(llm, choice, trace, prompt, sampling, raw=raw)
     with llm:
+        steps = announced(steps, llm)
         out = collect(steps if as_json else shown(steps, llm, live=live))
+        # measured, where the statistics hold a prediction
+        stats = replace(out.stats, speedup=llm.measure_speedup(prompt, out, raw=raw))
+        out = replace(out, stats=stats)
     if as_json:
-        print(json.dumps(record(llm, out, choice.title)))  # noqa: T201
+        print(json.dumps(record(llm, out, choice.title)))
     else:
-        show.aside(show.note(out.stats, choice.title))
+        render.aside(render.note(out.stats, choice.title))
+
+
+def announced(steps: "Iterator[Step]", llm: "LLM") -> "Iterator[Step]":
+    """The same steps, after a line about what is used; an error before the first stands alone."""
+    from sapwood.cli import render
+    from sapwood.cli.notice import notice
+
+    said = notice(llm)
+    for step in steps:
+        if said is not None:
+            render.aside(f"sapwood: {said}")
+            said = None
+        yield step
 
 
 def shown(steps: "Iterator[Step]", llm: "LLM", *, live: bool) -> "Iterator[Step]":
-    """The same steps, printed as they pass."""
+    """The same steps, printed as they come."""
     from rich.console import Console
 
-    from sapwood.cli import show
+    from sapwood.cli import render
 
     console = Console()
     if live and console.is_terminal:
-        yield from show.watched(steps, llm.text, console)
+        yield from render.watched(steps, llm.text, console)
     else:
         for step in steps:
-            show.write(console, step)
+            render.write(console, step)
             yield step
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
 def record(llm: "LLM", out: "Completion", title: str) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The record that `--json` prints."""
     info = llm.target.info
     return {
         "text": out.text,
@@ -116,6 +142,7 @@ def record(llm: "LLM", out: "Completion", title: str) -> dict[str, Any]:
         "recipe": title,
         "spelling": str(llm.recipe),
         "guarantee": llm.recipe.guarantee.value,
+        "substitutes": llm.recipe.substitutes,
         "model": info.model,
         "device": info.device,
         "dtype": info.dtype,
@@ -124,14 +151,18 @@ def record(llm: "LLM", out: "Completion", title: str) -> dict[str, Any]:
 
 
 def read(prompt: str) -> str:
-    """The prompt, from standard input where it is a dash."""
+    """The prompt; read from standard input if it is a dash."""
     from sapwood.errors import SapwoodError
 
     if prompt != "-":
         return prompt
     if sys.stdin is None:
-        raise SapwoodError("standard input is closed, and the prompt is -; give a text in its place")
+        raise SapwoodError(
+            "standard input is closed, and the prompt is -; give a text in its place"
+        )
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SapwoodError(f"standard input is not UTF-8 at byte {error.start}; convert it first") from error
+        raise SapwoodError(
+            f"standard input is not UTF-8 at byte {error.start}; convert it first"
+        ) from error

@@ -1,39 +1,107 @@
-"""`sapwood serve`: an OpenAI-compatible server with a playground page."""
+"""`sapwood serve`: a server for OpenAI, Anthropic and Ollama clients, with a playground page."""
 
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sapwood.cli import options as o
+from sapwood.common.gguf_header import SUFFIX, named_gguf
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
-    from sapwood.serve.settings import Settings
-    from sapwood.serve.worker import Worker
+    from collections.abc import Callable, Iterator, Sequence
 
-Model = Annotated[str | None, typer.Option("--model", help="smollm2 (built in), a Hub id, a folder or a .gguf file.")]
-RecipeText = Annotated[str | None, typer.Option("--recipe", help="Of requests that name none. [default: auto]")]
-Name = Annotated[str | None, typer.Option("--name", help="The model's name in the API. [default: as loaded]")]
-Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. [default: 127.0.0.1]")]
+    from sapwood.llm import LLM
+    from sapwood.server.app import ApiRoutes
+    from sapwood.server.engine_thread import EngineThread
+    from sapwood.server.model_pool import ModelPool
+    from sapwood.server.settings import ServerSettings
+
+Model = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="smollm2 (built in), a Hub id, a folder or a .gguf file; repeat it for several.",
+    ),
+]
+RecipeText = Annotated[
+    str | None, typer.Option("--recipe", help="Of requests that name none. [default: auto]")
+]
+Name = Annotated[
+    str | None, typer.Option("--name", help="The model's name in the API. [default: as loaded]")
+]
+Host = Annotated[
+    str | None, typer.Option("--host", help="Address to listen on. [default: 127.0.0.1]")
+]
 Port = Annotated[int | None, typer.Option("--port", help="0 takes a free one. [default: 8000]")]
 Key = Annotated[
-    list[str] | None, typer.Option("--key", help="A key that opens the server; SAPWOOD_KEY hides it from `ps`.")
+    list[str] | None,
+    typer.Option("--key", help="A key that opens the server; SAPWOOD_KEY hides it from `ps`."),
 ]
 Keys = Annotated[str | None, typer.Option("--keys", help="A file with one key per line.")]
-Config = Annotated[str | None, typer.Option("--config", help="A TOML file with these options and a [limits] table.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond this machine without a key.")]
-AllowHost = Annotated[list[str] | None, typer.Option("--allow-host", help="A further name of this server.")]
-Origin = Annotated[list[str] | None, typer.Option("--origin", help="A page's origin that may call, for browsers.")]
-Allow = Annotated[
-    list[str] | None, typer.Option("--allow-recipe", help="That requests may name. [default: all that load nothing]")
+Config = Annotated[
+    str | None,
+    typer.Option("--config", help="A TOML file with these options and a [limits] table."),
 ]
-Heat = Annotated[float | None, typer.Option("--temperature", help="Of requests that name none. [default: 1]")]
-Cadence = Annotated[float | None, typer.Option("--cadence-ms", help="Stream events at this pace. [default: at once]")]
-Drain = Annotated[float | None, typer.Option("--drain-seconds", help="For what is under way at the end. [default: 30]")]
-SloMs = Annotated[float | None, typer.Option("--slo-ms", help="A pass should take no longer. [default: no limit]")]
-Together = Annotated[int | None, typer.Option("--together", help="Requests that may share a pass. [default: 64]")]
-Memory = Annotated[int | None, typer.Option("--memory", help="Tokens of all texts under way together.")]
-Limit = Annotated[list[str] | None, typer.Option("--limit", help="NAME=VALUE, such as body=1000000; see the docs.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Listen beyond this machine without a key.")
+]
+AllowHost = Annotated[
+    list[str] | None, typer.Option("--allow-host", help="A further name of this server.")
+]
+Origin = Annotated[
+    list[str] | None, typer.Option("--origin", help="A page's origin that may call, for browsers.")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow-recipe", help="That requests may name. [default: all that can run]"),
+]
+Heat = Annotated[
+    float | None, typer.Option("--temperature", help="Of requests that name none. [default: 1]")
+]
+Cadence = Annotated[
+    float | None,
+    typer.Option("--cadence-ms", help="Stream events at this pace. [default: at once]"),
+]
+Drain = Annotated[
+    float | None,
+    typer.Option("--drain-seconds", help="For what is under way at the end. [default: 30]"),
+]
+SloMs = Annotated[
+    float | None, typer.Option("--slo-ms", help="A pass should take no longer. [default: no limit]")
+]
+Together = Annotated[
+    int | None, typer.Option("--together", help="Requests that may share a pass. [default: 64]")
+]
+Memory = Annotated[
+    int | None, typer.Option("--memory", help="Tokens of all texts under way together.")
+]
+Traces = Annotated[
+    bool,
+    typer.Option("--traces", help="Send spans of requests to an OpenTelemetry collector."),
+]
+ModelsMemory = Annotated[
+    float | None,
+    typer.Option("--models-memory", help="GiB that several models may take. [default: no limit]"),
+]
+Replicas = Annotated[
+    int | None,
+    typer.Option("--replicas", help="Servers behind one front that loses no stream. [default: 1]"),
+]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option("--lora", help="NAME=FOLDER: the model with an adapter, as a model NAME."),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option("--limit", help="NAME=VALUE, such as body=1000000; see the docs."),
+]
+
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tensor-parallel", help="Processes that share the model. [default: 1]"),
+]
 
 
 def command(
@@ -55,25 +123,34 @@ def command(
     slo_ms: SloMs = None,
     together: Together = None,
     memory: Memory = None,
+    models_memory: ModelsMemory = None,
+    traces: Traces = False,
+    replicas: Replicas = None,
     limit: Limit = None,
     backend: o.BackendName = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     threads: o.Threads = None,
+    tensor_parallel: TensorParallel = None,
+    lora: Lora = None,
 ) -> None:
-    """Serve a model to OpenAI clients, with a playground at /. Every option may stand in the file or as SAPWOOD_*."""
+    """Serve a model to OpenAI, Anthropic and Ollama clients, with a playground at /.
+
+    Every option may stand in the file or as SAPWOOD_*.
+    """
     given = dict(locals())
     given |= {"limits": limits_of(given.pop("limit")), "insecure": insecure or None}
+    given["traces"] = traces or None
     run(given, given.pop("config"))
 
 
 def limits_of(pairs: list[str] | None) -> dict[str, str]:
-    """Limits from NAME=VALUE."""
+    """Limits from NAME=VALUE pairs."""
     return {name.strip().replace("-", "_"): value for name, _, value in map(split, pairs or ())}
 
 
 def split(pair: str) -> tuple[str, str, str]:
-    """A name, the sign and a value."""
+    """Name, sign and value of a pair."""
     from sapwood.errors import SapwoodError
 
     if "=" not in pair:
@@ -81,48 +158,151 @@ def split(pair: str) -> tuple[str, str, str]:
     return pair.partition("=")
 
 
-def run(given: dict[str, object], config: str | None) -> None:
-    """Load the model and serve until a signal."""
-    from sapwood.cli import show
+def run(given: dict[str, object], config: str | None, replica: int | None = None) -> None:
+    """Load the model and serve until a signal; a replica has a number."""
+    from sapwood.cli import render
+    from sapwood.cli.notice import notice
+    from sapwood.common.extras import needed_by
     from sapwood.errors import SapwoodError
-
-    try:
-        from sapwood.serve.server import serve
-    except ModuleNotFoundError as error:
-        raise SapwoodError(f"serving needs {error.name}; install it with: pip install 'sapwood[serve]'") from error
-    from sapwood.serve.app import Front
-    from sapwood.serve.settings import gather
+    from sapwood.server.settings import gather, string_list
 
     settings, rest = gather(given, file=config)
-    choice = chosen(rest)
-    with show.progress() as progress:
+    sources = string_list(rest.pop("model", None) or "smollm2")
+    if len(sources) > 1 and settings.name:
+        raise SapwoodError("--name is of one model; several have the names of their folders")
+    adapters = adapters_of(string_list(rest.pop("lora", None) or ()))
+    choice, *others = [chosen({**rest, "model": source}) for source in sources]
+    extra = "serve-llamacpp" if choice.backend == "llamacpp" else "serve"
+    with needed_by("`sapwood serve`", extra):
+        from sapwood.server.app import ApiRoutes
+        from sapwood.server.server import serve
+
+    if settings.traces:  # before the model is loaded, which takes long
+        with needed_by("`sapwood serve --traces`", "otel"):
+            import sapwood.server.tracing  # noqa: F401
+    name = settings.name or model_name(choice.model)
+    if settings.replicas > 1:
+        if others or adapters:
+            raise SapwoodError("--replicas serves one model; give --model once, and no --lora")
+        from sapwood.fleet.front import serve_front
+        from sapwood.fleet.supervisor import Supervisor
+
+        fleet = Supervisor(settings.replicas, given, config, settings.drain_seconds)
+        serve_front(fleet, settings, name, choice.title)
+        return
+    check_adapters(adapters, choice)
+    with render.progress() as progress:
         llm = choice.open(progress)
-    name = settings.name or choice.model.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+    if (said := notice(llm)) is not None:
+        render.aside(f"sapwood: {said}")
     with llm:
-        serve(Front(worker_of(llm, settings), settings, name, choice.title))
+        api = ApiRoutes(worker_of(llm, settings), settings, name, choice.title)
+        with traced(api):
+            named = [(model_name(one.model), one) for one in others]
+            named += [(name, replace(choice, lora=path)) for name, path in adapters.items()]
+            serve(api, pool_of(api, choice, named) if named else None, replica)
 
 
-def worker_of(llm: "LLM", settings: "Settings") -> "Worker":
+@contextmanager
+def traced(api: "ApiRoutes") -> "Iterator[None]":
+    """Send spans of all requests while the server runs, if the settings ask for it."""
+    if not api.settings.traces:
+        yield
+        return
+    from sapwood.server.tracing import RequestTracer
+
+    tracer = RequestTracer(api.name)
+    api.watchers.append(tracer.watch_response)
+    try:
+        yield
+    finally:
+        tracer.close()
+
+
+def adapters_of(pairs: list[str]) -> dict[str, str]:
+    """Folders of adapters by the names of their models."""
+    from sapwood.errors import SapwoodError
+
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, _, folder = pair.partition("=")
+        if not name or not folder:
+            raise SapwoodError(f"--lora {pair!r} must be NAME=FOLDER, such as style=adapters/style")
+        if name in found:
+            raise SapwoodError(f"two adapters are called {name!r}; give each a name of its own")
+        found[name] = folder
+    return found
+
+
+def check_adapters(adapters: dict[str, str], choice: o.ModelChoice) -> None:
+    """Refuse an adapter that cannot be read, before the model is loaded."""
+    from pathlib import Path
+
+    from sapwood.common.extras import needed_by
+    from sapwood.errors import SapwoodError
+
+    if adapters and (choice.backend == "llamacpp" or choice.tensor_parallel > 1):
+        raise SapwoodError("--lora is for models of the torch backend in one process")
+    if not adapters:
+        return
+    with needed_by("--lora"):
+        from sapwood.backends.torch.lora import read_adapter
+    for folder in adapters.values():
+        read_adapter(Path(folder).expanduser())
+
+
+def pool_of(
+    api: "ApiRoutes", choice: o.ModelChoice, others: "Sequence[tuple[str, o.ModelChoice]]"
+) -> "ModelPool":
+    """The models of a server: the first, which is loaded, and the others."""
+    from sapwood.server.app import ApiRoutes
+    from sapwood.server.model_pool import ModelPool, PooledModel
+    from sapwood.server.server import log_event, start
+
+    def opener(name: str, other: o.ModelChoice) -> "Callable[[], ApiRoutes]":
+        def open_model() -> "ApiRoutes":
+            llm = other.open(lambda message: log_event("progress", message=message))
+            worker = worker_of(llm, api.settings)
+            return start(ApiRoutes(worker, api.settings, name, other.title))
+
+        return open_model
+
+    first = PooledModel(api.name, choice.model, opener(api.name, choice), api)
+    more = [PooledModel(name, one.model, opener(name, one)) for name, one in others]
+    return ModelPool([first, *more], api.settings.models_memory)
+
+
+def model_name(model: str) -> str:
+    """The name that clients see: the last part of a path or a Hub id, without `.gguf`."""
+    last = model.rstrip("/").rpartition("/")[2]
+    return last[: -len(SUFFIX)] if named_gguf(last) else last
+
+
+def worker_of(llm: "LLM", settings: "ServerSettings") -> "EngineThread":
     """The thread that will own the model."""
-    from sapwood.serve.worker import Worker
+    from sapwood.server.engine_thread import EngineThread
 
     slo = settings.slo_ms / 1000 if settings.slo_ms else None
-    together = {"together": settings.together} if settings.together else {}
-    return Worker(llm, settings.limits.queue, slo=slo, memory=settings.memory or None, **together)
+    together = {"max_requests": settings.together} if settings.together else {}
+    return EngineThread(
+        llm, settings.limits.queue, slo=slo, memory=settings.memory or None, **together
+    )
 
 
-def chosen(rest: dict[str, object]) -> o.Choice:
-    """The model and recipe among what was given."""
+def chosen(rest: dict[str, object]) -> o.ModelChoice:
+    """The model and recipe among the settings."""
     from dataclasses import fields
 
     from sapwood.errors import SapwoodError
 
-    known = {field.name for field in fields(o.Choice)}
+    known = {field.name for field in fields(o.ModelChoice)}
     strange = sorted(set(rest) - known)
     if strange:
         raise SapwoodError(f"unknown setting {strange[0]!r}; see `sapwood serve --help`")
-    try:
-        threads = {"threads": int(str(rest["threads"]))} if "threads" in rest else {}
-    except ValueError as error:
-        raise SapwoodError(f"threads={rest['threads']!r} must be a whole number") from error
-    return o.Choice(**{**rest, **threads})  # type: ignore[arg-type]
+    given = dict(rest)
+    for name in {"threads", "tensor_parallel"} & set(rest):
+        try:
+            given[name] = int(str(rest[name]))
+        except ValueError as error:
+            raise SapwoodError(f"{name}={rest[name]!r} must be a whole number") from error
+    return o.ModelChoice(**given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`sapwood train`: make a drafter for a model, from the model itself, or a predictor for a drafter."""
+"""`sapwood train`: train a drafter for a model on the model's own text, or a predictor."""
 
 import json
 import signal
@@ -16,23 +16,36 @@ from sapwood.errors import SapwoodError
 Kinds = Annotated[
     list[str],
     typer.Argument(
-        help="A drafter to train: eagle3, or with options 'eagle3(unroll=5)', several share the passes; or a small "
-        "predictor to fit on a drafter's rounds: specdec++, ldlp, c2t, ltd, judge, or 'c2t(drafter=recycling)'."
+        help="A drafter to train: eagle3, or with options 'eagle3(unroll=5)', several share the "
+        "passes; or a small predictor to fit on a drafter's rounds: specdec++, ldlp, c2t, ltd, "
+        "judge, or 'c2t(drafter=recycling)'."
     ),
 ]
-Minutes = Annotated[float, typer.Option("--minutes", help="Time for everything, making data included.")]
-Steps = Annotated[int | None, typer.Option("--steps", help="Train exactly so many steps, however long they take.")]
-Prompts = Annotated[
-    Path | None, typer.Option("--prompts", help="JSONL of prompts or chat messages for the model to answer.")
+Minutes = Annotated[
+    float, typer.Option("--minutes", help="Time for everything, making data included.")
 ]
-Tokens = Annotated[int | None, typer.Option("--tokens", help="Answer tokens to learn from. [default: by time]")]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of the texts, made or continued. [default: cache]")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder of the drafter. [default: where recipes look]")]
+Steps = Annotated[
+    int | None, typer.Option("--steps", help="Train exactly so many steps, however long they take.")
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option("--prompts", help="JSONL of prompts or chat messages for the model to answer."),
+]
+Tokens = Annotated[
+    int | None, typer.Option("--tokens", help="Answer tokens to learn from. [default: by time]")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of the texts, made or continued. [default: cache]"),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder of the drafter. [default: where recipes look]")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Of the data, the order and the first weights.")]
 
 
 def command(
-    kinds: Kinds,
+    kinds: Kinds = ["eagle3"],  # noqa: B006 (typer reads it, nothing changes it)
     model: o.Name = "smollm2",
     minutes: Minutes = 20.0,
     steps: Steps = None,
@@ -48,65 +61,90 @@ def command(
 ) -> None:
     """Let the model write, and train on what it wrote; stopped, the same command goes on."""
     check(minutes, steps, tokens, prompts)
-    from sapwood.cli.bars import Bars
+    from sapwood.cli.progress import ProgressBars
     from sapwood.train import job as drafters
     from sapwood.train import predictors
-    from sapwood.train.job import Job, Watch
-    from sapwood.train.kinds import of_predictors
-    from sapwood.train.loop import Stopped
+    from sapwood.train.job import JobObserver, TrainJob
+    from sapwood.train.loop import TrainingStopped
+    from sapwood.train.registry import of_predictors
 
     run = predictors.run if of_predictors(kinds) else drafters.run
-    job = Job(tuple(kinds), model, minutes, steps, prompts, tokens, data, out, seed, device, dtype, threads)
-    with Bars() as bars, stoppable() as stop:
+    job = TrainJob(
+        tuple(kinds),
+        model,
+        minutes,
+        steps,
+        prompts,
+        tokens,
+        data,
+        out,
+        seed,
+        device,
+        dtype,
+        threads,
+    )
+    with ProgressBars() as bars, stoppable() as stop:
         try:
-            found = run(job, Watch(bars.say, bars.data, bars.steps, stop.is_set))
-        except Stopped as stopped:
+            found = run(job, JobObserver(bars.say, bars.data, bars.steps, stop.is_set))
+        except TrainingStopped as stopped:
             raise SapwoodError(f"{stopped}; run the same command again to go on") from stopped
     show(found, as_json)
 
 
 def check(minutes: float, steps: int | None, tokens: int | None, prompts: Path | None) -> None:
-    """Refuse what cannot work before torch is loaded."""
+    """Raise for invalid options before torch is loaded."""
     if not 0 < minutes < 1e6:
         raise SapwoodError(f"--minutes {minutes:g} must be more than 0")
     for name, value in (("steps", steps), ("tokens", tokens)):
         if value is not None and value < 1:
             raise SapwoodError(f"--{name} {value} must be at least 1")
     if prompts is not None and not prompts.is_file():
-        raise SapwoodError(f"--prompts {prompts} is no file; give a JSONL file with a `prompt` or `messages` a line")
+        raise SapwoodError(
+            f"--prompts {prompts} is no file; "
+            "give a JSONL file with a `prompt` or `messages` a line"
+        )
     if prompts is not None:
         from sapwood.train.prompts import lines
 
-        list(lines(prompts))  # a bad line is an error that names it
+        list(lines(prompts))  # raises at a bad line
 
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a polite kill sets; a second one ends at once."""
-    asked = threading.Event()
+    """An event that SIGINT or SIGTERM sets; a second signal ends the process at once."""
+    stop = threading.Event()
     before: dict[int, Any] = {}
 
-    def ask(number: int, _: Any) -> None:
-        asked.set()
+    def handle(number: int, _: Any) -> None:
+        stop.set()
         signal.signal(number, before[number])
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
-        yield asked
+            before[number] = signal.signal(number, handle)
+        yield stop
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)
 
 
 def show(found: list[dict[str, Any]], as_json: bool) -> None:
-    """One line for each that was trained, or a record."""
+    """Print one line for each trained part, or a record."""
     if as_json:
         typer.echo(json.dumps({"trained": found}))
         return
     for one in found:
-        done = f"{one['steps']} steps" if "steps" in one else f"{one['rows']} rows of {one['prompts']} prompts"
+        done = (
+            f"{one['steps']} steps"
+            if "steps" in one
+            else f"{one['rows']} rows of {one['prompts']} prompts"
+        )
         typer.echo(
             f"{one['kind']} for {one['model']}: {done} in {one['seconds'] / 60:.1f} minutes, "
             f"loss {one['loss']:.3f}; kept in {one['out']}"
         )
+        if (gain := one.get("gain")) is not None:
+            typer.echo(
+                f"measured on {gain['prompts']} prompts: {gain['speedup']:.2f}x plain decoding, "
+                f"{gain['tokens_per_pass']:.2f} tokens per pass"
+            )

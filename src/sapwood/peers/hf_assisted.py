@@ -3,21 +3,27 @@
 from typing import Any
 
 from sapwood.peers import hf
-from sapwood.peers.words import Opened, Order, Refused
+from sapwood.peers.messages import LoadedPeer, LoadMessage, PeerRefused
 
 
-def open_peer(order: Order) -> Opened:
-    """The model with its assistant: the one named, or the draft model that was trained for it."""
+def open_peer(message: LoadMessage) -> LoadedPeer:
+    """The model with its assistant: the named one, or the draft model trained for it."""
     import transformers
 
-    from sapwood.backends.torch.find import find_folder
-    from sapwood.trained import find, has
+    from sapwood.backends.torch.resolve_model import find_folder
+    from sapwood.common.drafter_store import find, has
 
-    if not order.argument and not has("draft-model", order.model):
-        raise Refused(f"no assistant is known for {order.model}; name one, as in hf-assisted:FOLDER")
-    folder = find_folder(order.argument, lambda _: None) if order.argument else find("draft-model", order.model)
+    if not message.argument and not has("draft-model", message.model):
+        raise PeerRefused(
+            f"no assistant is known for {message.model}; name one, as in hf-assisted:FOLDER"
+        )
+    folder = (
+        find_folder(message.argument, lambda _: None)
+        if message.argument
+        else find("draft-model", message.model)
+    )
     auto: Any = transformers.AutoModelForCausalLM
-    assistant = auto.from_pretrained(folder).to(order.device).eval()
+    assistant = auto.from_pretrained(folder).to(message.device).eval()
     assistant.generation_config.num_assistant_tokens_schedule = "heuristic"
-    opened = hf.open_peer(order, assistant_model=assistant)
-    return Opened(opened.decode, f"{opened.weights}; assistant {folder.name}", opened.version)
+    opened = hf.open_peer(message, assistant_model=assistant)
+    return LoadedPeer(opened.decode, f"{opened.weights}; assistant {folder.name}", opened.version)

@@ -1,4 +1,4 @@
-"""Requests to a server, with what Python brings along."""
+"""HTTP requests with the standard library."""
 
 import json
 import urllib.error
@@ -8,34 +8,39 @@ from contextlib import contextmanager
 from http.client import HTTPResponse
 from typing import Any, cast
 
-from sapwood.peers.words import Refused
+from sapwood.peers.messages import PeerRefused
 
 WAIT_S = 280.0  # a little less than the benchmark waits for an answer
-SAID = 200  # letters of a refusal that are passed on
+SAID = 200  # characters of an error body that are reported
 
 
-class Rejected(Refused):
-    """The server did not like the request: another form may do."""
+class Rejected(PeerRefused):
+    """The server rejected the request: another form may work."""
 
 
 @contextmanager
 def post(url: str, body: dict[str, Any] | None, key: str = "") -> Iterator[HTTPResponse]:
-    """An open answer; without a body the request is a GET."""
-    heads = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    """An open response; without a body the request is a GET."""
+    heads = {
+        "Content-Type": "application/json",
+        **({"Authorization": f"Bearer {key}"} if key else {}),
+    }
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, heads), timeout=WAIT_S) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, heads), timeout=WAIT_S
+        ) as answer:
             yield cast(HTTPResponse, answer)
     except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")[:SAID]
-        kind = Rejected if 400 <= error.code < 500 else Refused
-        raise kind(f"{url} answered {error.code}: {' '.join(said.split())}") from error
+        detail = error.read().decode(errors="replace")[:SAID]
+        kind = Rejected if 400 <= error.code < 500 else PeerRefused
+        raise kind(f"{url} answered {error.code}: {' '.join(detail.split())}") from error
     except OSError as error:
-        raise Refused(f"{url} cannot be reached ({error}); start the server first") from error
+        raise PeerRefused(f"{url} cannot be reached ({error}); start the server first") from error
 
 
 def ask(url: str, body: dict[str, Any] | None = None, key: str = "") -> Any:
-    """The answer, read as JSON."""
+    """The response as JSON."""
     with post(url, body, key) as answer:
         return json.loads(answer.read())
 

@@ -1,6 +1,6 @@
-"""Any server that speaks OpenAI's protocol: `openai:URL`, with $OPENAI_API_KEY where it wants a key.
+"""Any server of OpenAI's protocol: `openai:URL`, with $OPENAI_API_KEY if it needs a key.
 
-Tokens are sent as they are where the server takes them, else the prompt's words. What comes back is words.
+Prompts are sent as token ids if the server accepts them, else as text. The output is text.
 """
 
 import os
@@ -8,29 +8,38 @@ import time
 from typing import Any
 
 from sapwood.peers import http
-from sapwood.peers.words import Answer, Ask, Opened, Order, Refused
+from sapwood.peers.messages import (
+    AnswerMessage,
+    LoadedPeer,
+    LoadMessage,
+    PeerRefused,
+    PromptMessage,
+)
 
 FORMS = ("tokens", "text")
-PROBE = Ask([0], 1, text="Hello")
+PROBE = PromptMessage([0], 1, text="Hello")
 
 
-def open_peer(order: Order) -> Opened:
-    """The first model the server names."""
-    url, key = order.argument.rstrip("/").removesuffix("/v1") + "/v1", os.environ.get("OPENAI_API_KEY", "")
+def open_peer(message: LoadMessage) -> LoadedPeer:
+    """The first model that the server lists."""
+    url = message.argument.rstrip("/").removesuffix("/v1") + "/v1"
+    key = os.environ.get("OPENAI_API_KEY", "")
     listed = http.ask(f"{url}/models", None, key)["data"]
     if not listed:
-        raise Refused(f"{url} serves no model")
+        raise PeerRefused(f"{url} serves no model")
     name: str = listed[0]["id"]
     form = accepted_form(url, name, key)
 
-    def decode(ask: Ask) -> Answer:
-        return streamed(f"{url}/completions", body_of(ask, name, form), key)
+    def decode(request: PromptMessage) -> AnswerMessage:
+        return streamed(f"{url}/completions", body_of(request, name, form), key)
 
-    return Opened(decode, f"the server's own, {name}; prompts as {form}", str(listed[0].get("owned_by", "")))
+    return LoadedPeer(
+        decode, f"the server's own, {name}; prompts as {form}", str(listed[0].get("owned_by", ""))
+    )
 
 
 def accepted_form(url: str, name: str, key: str) -> str:
-    """Whether the server takes tokens, or only text."""
+    """The form of prompts that the server accepts: "tokens" or "text"."""
     for form in FORMS:
         try:
             streamed(f"{url}/completions", body_of(PROBE, name, form), key)
@@ -41,25 +50,26 @@ def accepted_form(url: str, name: str, key: str) -> str:
     raise last
 
 
-def body_of(ask: Ask, name: str, form: str) -> dict[str, Any]:
-    """A request for a completion, greedily."""
+def body_of(request: PromptMessage, name: str, form: str) -> dict[str, Any]:
+    """A greedy completion request."""
     return {
         "model": name,
-        "prompt": ask.prompt if form == "tokens" else ask.text,
-        "max_tokens": ask.most,
+        "prompt": request.prompt if form == "tokens" else request.text,
+        "max_tokens": request.most,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
 
 
-def streamed(url: str, body: dict[str, Any], key: str) -> Answer:
-    """The words of a stream and when they came; the first piece is taken for one token."""
-    pieces, count = [], 0
+def streamed(url: str, body: dict[str, Any], key: str) -> AnswerMessage:
+    """The text of a stream with timings; the first chunk counts as one token."""
+    pieces = []
+    count = 0
     start = first = last = time.perf_counter()
     for event in http.events(url, body, key):
         if "error" in event:
-            raise Refused(f"the server says: {event['error']}")
+            raise PeerRefused(f"the server reports: {event['error']}")
         for choice in event.get("choices") or ():
             if choice.get("text"):
                 pieces.append(choice["text"])
@@ -68,4 +78,6 @@ def streamed(url: str, body: dict[str, Any], key: str) -> Answer:
         if usage := event.get("usage"):
             count = usage["completion_tokens"]
     count = count or len(pieces)
-    return Answer(count, max(count - 1, 0), last - first, first - start, text="".join(pieces))
+    return AnswerMessage(
+        count, max(count - 1, 0), last - first, first - start, text="".join(pieces)
+    )

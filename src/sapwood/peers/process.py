@@ -1,4 +1,4 @@
-"""The benchmark's side of a peer: starts its process, asks, waits no longer than it may, and survives its death."""
+"""The benchmark's side of a peer: its process, its messages, its timeouts and crashes."""
 
 import contextlib
 import json
@@ -10,14 +10,16 @@ import threading
 from dataclasses import asdict
 from typing import IO, Any
 
-from sapwood.peers.words import Answer, Ask, Order
+from sapwood.peers.messages import AnswerMessage, LoadMessage, PromptMessage
 
-START_S, ANSWER_S = 600.0, 300.0  # seconds that loading, and one answer, may take
-TAIL = 300  # letters of what a dead peer printed last
+# seconds that loading, and one answer, may take
+START_S = 600.0
+ANSWER_S = 300.0
+TAIL = 300  # characters of a crashed peer's last line
 
 
 class PeerError(Exception):
-    """Why a peer has no row; `missing` says that it is only not installed."""
+    """Reason why a peer has no row; `missing` if it is only not installed."""
 
     def __init__(self, reason: str, *, missing: bool = False) -> None:
         super().__init__(reason)
@@ -27,8 +29,16 @@ class PeerError(Exception):
 class Peer:
     """Another engine, in its own process."""
 
-    def __init__(self, name: str, order: Order, *, start_s: float = START_S, answer_s: float = ANSWER_S) -> None:
-        self.name, self._answer_s = name, answer_s
+    def __init__(
+        self,
+        name: str,
+        message: LoadMessage,
+        *,
+        start_s: float = START_S,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self.name = name
+        self._answer_s = answer_s
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         command = [sys.executable, "-m", "sapwood.peers", name]
         self._process = subprocess.Popen(
@@ -36,29 +46,29 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # an interrupt from the keyboard is ours to handle
+            start_new_session=True,  # keyboard interrupts are handled here
         )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            ready = self._exchange(asdict(order), start_s)
+            ready = self._exchange(asdict(message), start_s)
         except BaseException:
             self.close()
             raise
         self.weights: str = ready["weights"]
         self.version: str = ready["version"]
 
-    def ask(self, ask: Ask) -> Answer:
+    def ask(self, request: PromptMessage) -> AnswerMessage:
         """The answer to one prompt."""
-        return Answer(**self._exchange(asdict(ask), self._answer_s))
+        return AnswerMessage(**self._exchange(asdict(request), self._answer_s))
 
     def close(self) -> None:
-        """End the process, by force where it does not listen."""
+        """End the process, by force if it does not react."""
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(OSError):
-                process.stdin.close()  # the end of its input is the end of its work
+                process.stdin.close()  # ends the peer's loop
         try:
             process.wait(5)
         except subprocess.TimeoutExpired:
@@ -82,16 +92,18 @@ class Peer:
             self._process.stdin.flush()
             line = self._lines.get(timeout=seconds)
         except OSError:
-            line = b""  # it died before it could read
+            line = b""  # it crashed before it could read
         except queue.Empty:
             self._process.kill()
             raise PeerError(f"gave no answer in {seconds:g} s and was ended") from None
         if not line:
-            raise PeerError(f"its process ended with code {self._process.wait()}{self._last_words()}")
-        return self._understood(json.loads(line))
+            raise PeerError(
+                f"its process ended with code {self._process.wait()}{self._last_line()}"
+            )
+        return self._content(json.loads(line))
 
-    def _understood(self, said: dict[str, Any]) -> dict[str, Any]:
-        [(kind, content)] = said.items()
+    def _content(self, message: dict[str, Any]) -> dict[str, Any]:
+        [(kind, content)] = message.items()
         if kind == "missing":
             raise PeerError(f"not installed; {content}", missing=True)
         if kind in ("refused", "failed"):
@@ -99,7 +111,7 @@ class Peer:
         found: dict[str, Any] = content
         return found
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1].strip()[-TAIL:]}" if lines else ""

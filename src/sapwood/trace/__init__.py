@@ -1,1 +1,1 @@
-"""Rounds on record: what was drafted, what the target said, what it took; to look at, and to ask what if."""
+"""`sapwood trace` and `replay`: record rounds, show them, replay them with another recipe."""

@@ -1,26 +1,26 @@
-"""The trace as one page that needs nothing but itself: text, trees, laws, times and costs, round by round."""
+"""The trace as one HTML page without dependencies: text, trees, probs, times, costs by round."""
 
 import json
 import math
 from importlib.resources import files
 from typing import Any
 
-from sapwood.trace.rounds import Round, Trace
+from sapwood.trace.rounds import Trace, TracedRound
 from sapwood.trace.view import order
 
-DATA = "__DATA__"  # where the template takes the rounds
-SHOWN = 6  # best tokens of a law that the page shows
+DATA = "__DATA__"  # placeholder in the template
+SHOWN = 6  # top tokens of a distribution that the page shows
 
 
 def page(trace: Trace) -> str:
-    """The page."""
+    """The page as HTML."""
     template = files("sapwood.trace").joinpath("page.html").read_text(encoding="utf-8")
     data = json.dumps(content(trace), separators=(",", ":"), allow_nan=False)
-    return template.replace(DATA, data.replace("<", "\\u003c"))  # nothing in it may look like a tag
+    return template.replace(DATA, data.replace("<", "\\u003c"))  # no tags inside the script
 
 
 def content(trace: Trace) -> dict[str, Any]:
-    """What the page knows."""
+    """The data of the page."""
     header = trace.header
     prompts = [
         {
@@ -33,14 +33,18 @@ def content(trace: Trace) -> dict[str, Any]:
     ]
     sources = {int(source) for one in trace.rounds for source in one.grown.sources}
     shown = {token for one in trace.rounds for token in [*one.grown.tokens.tolist(), *one.tokens]}
-    shown |= {token for one in trace.rounds for token in one.law.tokens[:, :SHOWN].flat}
+    shown |= {token for one in trace.rounds for token in one.probs.tokens[:, :SHOWN].flat}
     return {
         "recipe": header.recipe,
         "spelling": header.spelling,
         "guarantee": header.guarantee,
         "model": header.info.model,
         "device": f"{header.info.dtype} on {header.info.device}",
-        "voices": [[bit, name] for bit, name in trace.voices.items() if any(used & 1 << bit for used in sources)],
+        "voices": [
+            [bit, name]
+            for bit, name in trace.source_names.items()
+            if any(used & 1 << bit for used in sources)
+        ],
         "measured": header.measured,
         "curve": header.curve.to_json(),
         "machine": header.provenance.get("machine", {}),
@@ -50,13 +54,17 @@ def content(trace: Trace) -> dict[str, Any]:
     }
 
 
-def line(one: Round) -> dict[str, Any]:
-    """One round; nodes keep their numbers in what was grown."""
-    grown, rank = one.grown, {node: place for place, node in enumerate(one.checked)}
+def line(one: TracedRound) -> dict[str, Any]:
+    """One round; nodes keep their numbers in the grown tree."""
+    grown = one.grown
+    rank = {node: place for place, node in enumerate(one.checked)}
     valued = grown.valued >= len(grown)
-    laws = [
-        [[int(token), share(logp)] for token, logp in zip(tokens[:SHOWN], logps[:SHOWN], strict=True)]
-        for tokens, logps in zip(one.law.tokens, one.law.logps, strict=True)
+    all_probs = [
+        [
+            [int(token), share(logp)]
+            for token, logp in zip(tokens[:SHOWN], logps[:SHOWN], strict=True)
+        ]
+        for tokens, logps in zip(one.probs.tokens, one.probs.logps, strict=True)
     ]
     nodes = [
         {
@@ -67,7 +75,7 @@ def line(one: Round) -> dict[str, Any]:
             "by": int(grown.sources[node]),
             "p": share(one.logps[rank[node]]) if node in rank else None,
             "rank": one.ranks[rank[node]] + 1 if node in rank else None,
-            "law": laws[rank[node]] if node in rank else None,
+            "law": all_probs[rank[node]] if node in rank else None,
         }
         for node in range(len(grown))
     ]
@@ -86,5 +94,5 @@ def line(one: Round) -> dict[str, Any]:
 
 
 def share(logp: float) -> float:
-    """A probability, to four digits."""
+    """A probability, rounded to four digits."""
     return round(math.exp(logp), 4)

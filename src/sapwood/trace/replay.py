@@ -1,8 +1,8 @@
-"""What a recipe would have emitted and taken on recorded texts.
+"""Replay of recipes on recorded texts: their output and their time.
 
-The real engine runs the real parts over a backend that looks the target up. With the recorded recipe and the recorded
-seconds every round comes out as it was. Another recipe is judged by the recorded text; its passes take what the cost
-curve says, its drafting what it really takes here.
+The real engine runs the real parts over a backend that looks the target's output up. With the
+recorded recipe and the recorded seconds every round comes out as it was. Another recipe is verified
+by the recorded text; its passes take the seconds of the cost model, its drafting is measured here.
 """
 
 import copy
@@ -10,119 +10,145 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sapwood.cost import CostCurve
-from sapwood.engine import Clock, Decoding, Engine
+from sapwood.common.drafter_store import has
+from sapwood.core.part import Part
+from sapwood.core.protocols import TargetProbs
+from sapwood.core.rng import KeyedRng, Rng
+from sapwood.core.sampling import Sampling
+from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import (
+    BackendInfo,
+    Draw,
+    Guarantee,
+    Outcome,
+    StageClock,
+    StageTimes,
+    Verdict,
+)
+from sapwood.engine.cost_model import CostModel
+from sapwood.engine.loop import Engine
+from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.errors import SapwoodError
-from sapwood.part import Part
-from sapwood.protocols import Laws
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
-from sapwood.records import Draw, Guarantee, Outcome, Times, Verdict
-from sapwood.rng import Keyed, Rng
-from sapwood.sampling import Sampling
-from sapwood.trace.known import Texts
-from sapwood.trace.names import called, drafters, parts
-from sapwood.trace.rounds import Round, Trace
-from sapwood.trained import has
-from sapwood.tree import ROOT, Tree
+from sapwood.registry import name_of
+from sapwood.trace.part_names import drafters, parts
+from sapwood.trace.recorded_backend import RecordedBackend
+from sapwood.trace.rounds import Trace, TracedRound
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
+    from sapwood.llm import LLM
 
-Tick = Callable[[], None]  # told after every prompt
+Tick = Callable[[], None]  # called after every prompt
 
-# drafters that need nothing but the text, or the best tokens of laws
-ALONE = {"ngram", "suffix", "llma", "anpd", "n-grammys", "sam", "rest", "aded", "recycling", "merge"}
+# drafters that need only the text, or the top tokens of the target
+TEXT_DRAFTERS = {
+    "ngram",
+    "suffix",
+    "suffix-decoding",
+    "llma",
+    "anpd",
+    "n-grammys",
+    "sam",
+    "rest",
+    "aded",
+    "recycling",
+    "merge",
+}
+# drafters that use weights trained for the model, if there are any
 TRAINED = {
-    "head": "eagle3",
-    "small": "draft-model",
-}  # drafters that use what was trained for the model, if anything was
-# what asks the target things that no trace holds, and what that is
-BEYOND = {
-    "jacobi": "the target's answers at refused nodes",
-    "lookahead": "the target's answers at refused nodes",
-    "phrases": "the target's answers at refused nodes",
-    "online": "whole laws of the target",
+    "auto-head": "eagle3",
+    "auto-draft-model": "draft-model",
+    "auto-boosted-model": "boosted-draft-model",
+}
+# parts that need data of the target that no trace holds
+NOT_RECORDED = {
+    "jacobi": "the target's outputs at rejected nodes",
+    "lookahead": "the target's outputs at rejected nodes",
+    "phrases": "the target's outputs at rejected nodes",
+    "online": "whole distributions of the target",
     "self-skip": "the target's own layers at texts of its own",
     "quantized-self": "the target's own layers at texts of its own",
     "sparse-kv": "the target's own keys at texts of its own",
-    "early-exit": "the target's own layers at refused nodes",
-    "propd": "the target's early layers at refused nodes",
+    "early-exit": "the target's own layers at rejected nodes",
+    "propd": "the target's early layers at rejected nodes",
 }
 
 
 @dataclass
-class Recited(Part):
-    """Follows the recorded text: what any lossless rule does where the target's own token is known."""
+class RecordedVerifier(Part):
+    """Follows the recorded text, as any lossless rule does when the target's token is known."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     guarantee: ClassVar[Guarantee] = Guarantee.TEXT
     reads_q: ClassVar[bool] = False
 
-    def verify(self, tree: Tree, laws: Laws, position: int, rng: Rng) -> Verdict:
-        """Walk along the text while the tree holds it."""
-        best, path = laws.scores.argmax(), [ROOT]  # type: ignore[attr-defined]
+    def verify(self, tree: Tree, target: TargetProbs, position: int, rng: Rng) -> Verdict:
+        """Follow the text while the tree holds it."""
+        best = target.scores.argmax()  # type: ignore[attr-defined]
+        path = [ROOT]
         while (child := tree.child(path[-1], int(best[path[-1]]))) is not None:
             path.append(child)
-        return Verdict(tuple(path), max(int(best[path[-1]]), 0))  # after the last recorded token anything may follow
+        # after the last recorded token any bonus is possible
+        return Verdict(tuple(path), max(int(best[path[-1]]), 0))
 
 
-class Recorded(Clock):
-    """Gives each round the seconds that it took when it was recorded."""
+class RecordedClock(StageClock):
+    """A clock that gives each round its recorded seconds."""
 
-    def __init__(self, rounds: Sequence[Round]) -> None:
-        super().__init__(float)  # a clock that stands still
+    def __init__(self, rounds: Sequence[TracedRound]) -> None:
+        super().__init__(float)  # a clock that stays at zero
         self.times = iter([one.times for one in rounds])
 
-    def split(self) -> Times:
-        """The next round's."""
-        return next(self.times, Times())
+    def split(self) -> StageTimes:
+        """Times of the next round."""
+        return next(self.times, StageTimes())
 
 
-class Predicted(Clock):
-    """Books what drafting really takes, and for a pass what the curve says."""
+class PredictedClock(StageClock):
+    """A clock with measured drafting times and the cost model's time of a pass."""
 
-    def __init__(self, clock: Clock, scale: float) -> None:
+    def __init__(self, clock: StageClock, scale: float) -> None:
         super().__init__(clock.now)
         self.stages = {stage: seconds * scale for stage, seconds in clock.stages.items()}
-        self.scale = scale  # how much faster or slower the recorded machine drafts
-        self.coming = 0.0  # seconds of the pass that is under way
+        self.scale = scale  # speed of drafting here over that of the recorded machine
+        self.coming = 0.0  # seconds of the pass in flight
 
     def lap(self, stage: str) -> None:
-        """Book the time since the last lap, or the pass."""
+        """Count the time since the last lap, or the predicted pass."""
         now = self.now()
         self.stages[stage] += self.coming if stage == "verify" else (now - self.last) * self.scale
         self.last = now
 
 
 @dataclass
-class Run:
+class ReplayRun:
     """One recipe on all texts."""
 
     recipe: str
     guarantee: str
     outcomes: list[list[Outcome]]  # by prompt
-    said: list[int]  # tokens of each answer that stayed
-    near: bool = False  # rows that were not recorded had others stand in for them
+    kept: list[int]  # tokens of each answer that were kept
+    near: bool = False  # rows that were not recorded were replaced by others
 
     @property
     def passes(self) -> int:
-        """Of the target."""
+        """Number of passes of the target."""
         return sum(map(len, self.outcomes))
 
     @property
     def tokens(self) -> int:
-        """That stayed."""
-        return sum(self.said)
+        """Number of tokens that were kept."""
+        return sum(self.kept)
 
     @property
     def nodes(self) -> int:
-        """Checked, roots left out."""
+        """Number of checked nodes, without roots."""
         return sum(len(one.tree) - 1 for rounds in self.outcomes for one in rounds)
 
     @property
     def accepted(self) -> int:
-        """Checked nodes that became output."""
+        """Number of checked nodes that became output."""
         return (
             self.tokens
             - self.passes
@@ -130,21 +156,22 @@ class Run:
         )
 
     def _over(self, prompt: int) -> bool:
-        """True where the answer ended inside a path, so that the last round has no bonus."""
-        return sum(len(one.tokens) for one in self.outcomes[prompt]) > self.said[prompt]
+        """True if the answer ended inside a path, so that the last round has no bonus."""
+        return sum(len(one.tokens) for one in self.outcomes[prompt]) > self.kept[prompt]
 
     def seconds(self, stage: str = "total") -> float:
-        """Of decoding, prompts left out."""
+        """Seconds of decoding, without prefill."""
         return float(sum(getattr(one.times, stage) for rounds in self.outcomes for one in rounds))
 
-    def row(self, plain: "Run | None" = None) -> dict[str, Any]:
-        """The numbers by name; `plain` is what the speedup is over."""
-        seconds, pace = self.seconds(), self.seconds() / self.tokens
+    def row(self, plain: "ReplayRun | None" = None) -> dict[str, Any]:
+        """The numbers by name; the speedup is over `plain`."""
+        seconds = self.seconds()
+        pace = self.seconds() / self.tokens
         waste = 1 - self.accepted / self.nodes if self.nodes else 0.0
         return {
             "recipe": self.recipe,
             "guarantee": self.guarantee,
-            "prompts": len(self.said),
+            "prompts": len(self.kept),
             "tokens": self.tokens,
             "passes": self.passes,
             "tokens_per_pass": self.tokens / self.passes,
@@ -155,122 +182,150 @@ class Run:
             "verify_s": self.seconds("verify"),
             "other_s": self.seconds("other"),
             "tokens_per_second": 1 / pace if pace else None,
-            "speedup": plain.seconds() / plain.tokens / pace if plain is not None and pace else None,
+            "speedup": plain.seconds() / plain.tokens / pace
+            if plain is not None and pace
+            else None,
         }
 
 
-class Player:
+class TracePlayer:
     """Replays recipes on a trace."""
 
-    def __init__(self, trace: Trace, llm: "LLM | None" = None, curve: CostCurve | None = None) -> None:
+    def __init__(
+        self, trace: Trace, llm: "LLM | None" = None, curve: CostModel | None = None
+    ) -> None:
         header = trace.header
-        self.trace, self.llm = trace, llm
-        self.texts = Texts(trace, None if llm is None else llm.target)
+        self.trace = trace
+        self.llm = llm
+        self.texts = RecordedBackend(trace, None if llm is None else llm.target)
         self.curve = curve or header.curve
-        self.scale = 1.0  # of drafting seconds; see `settle`
-        options = {name: value for name, value in header.sampling.items() if name not in ("stop", "max_tokens", "seed")}
+        self.scale = 1.0  # of drafting seconds; see `calibrate`
+        options = {
+            name: value
+            for name, value in header.sampling.items()
+            if name not in ("stop", "max_tokens", "seed")
+        }
         self.sampling = Sampling(**options)
 
-    def engine(self, recipe: Recipe, curve: CostCurve) -> Engine:
-        """The recipe over the texts; what loads further models is the model's own."""
-        judged = replace(recipe, verifier=Recited())
+    def engine(self, recipe: Recipe, curve: CostModel) -> Engine:
+        """An engine of the recipe over the recorded texts."""
+        adapted = replace(recipe, verifier=RecordedVerifier())
         if self.llm is None:
-            return Engine(self.texts, judged, curve)
+            return Engine(self.texts, adapted, curve)
         other = copy.copy(self.llm)
         other.target = self.texts
         other.profile = replace(self.llm.profile, curve=curve)
-        return other.bind(judged)
+        return other.bind(adapted)
 
-    def play(self, name: str, recipe: Recipe | None = None, tick: Tick = lambda: None) -> Run:
-        """A recipe at predicted seconds."""
+    def play(self, name: str, recipe: Recipe | None = None, tick: Tick = lambda: None) -> ReplayRun:
+        """Replay a recipe at predicted seconds."""
         made = self.check(resolve(name) if recipe is None else recipe, name)
-        curve = CostCurve.from_json(self.curve.to_json())  # controllers refine their own
+        curve = CostModel.from_json(self.curve.to_json())  # controllers refine their own
         return self._run(self.engine(made, curve), name, made, self._predicted, tick)
 
-    def again(self, tick: Tick = lambda: None) -> Run:
-        """The recorded recipe at the recorded seconds."""
+    def replay_recorded(self, tick: Tick = lambda: None) -> ReplayRun:
+        """Replay the recorded recipe at the recorded seconds."""
         header = self.trace.header
         made = self.check(resolve(header.spelling), header.recipe)
-        curve = CostCurve.from_json(header.curve.to_json())
+        curve = CostModel.from_json(header.curve.to_json())
         return self._run(self.engine(made, curve), header.recipe, made, self._recorded, tick)
 
-    def settle(self) -> None:
-        """Compare what the recorded recipe's drafting takes here with what it took there, and predict by the ratio."""
+    def calibrate(self) -> None:
+        """Scale drafting times by the recorded recipe's drafting time there over that here."""
         before = sum(one.times.draft + one.times.other for one in self.trace.rounds)
         run = self.play("recorded", resolve(self.trace.header.spelling))
         now = run.seconds("draft") + run.seconds("other")
         self.scale *= before / now if before and now else 1.0
 
     def check(self, recipe: Recipe, name: str) -> Recipe:
-        """Refuse a recipe of which the recorded text says too little."""
+        """Raise for a recipe that the recorded text cannot replay."""
         if recipe.guarantee is Guarantee.LOSSY:
-            raise SapwoodError(f"recipe {name!r} is lossy: it would say another text than the recorded one; run it")
+            raise SapwoodError(
+                f"recipe {name!r} is lossy: its text would differ from the recorded one; run it"
+            )
         if recipe.guarantee is Guarantee.LAW and not self.sampling.greedy:
             raise SapwoodError(
-                f"recipe {name!r} keeps the law, not the text: at temperature {self.sampling.temperature:g} it would "
-                "say another one than was recorded; replay a recipe that keeps the text, or record at temperature 0"
+                f"recipe {name!r} keeps the distribution, not the text: at temperature "
+                f"{self.sampling.temperature:g} its text would differ from the recorded one; "
+                "replay a recipe that keeps the text, or record at temperature 0"
             )
-        for word in map(called, parts(recipe)):
-            if word in BEYOND:
+        for word in map(name_of, parts(recipe)):
+            if word in NOT_RECORDED:
                 raise SapwoodError(
-                    f"recipe {name!r} cannot be replayed: {word} reads {BEYOND[word]}, "
+                    f"recipe {name!r} cannot be replayed: {word} reads {NOT_RECORDED[word]}, "
                     "which no trace holds; run it with `sapwood bench`"
                 )
-        if self.llm is None and not stands_alone(recipe, self.trace.header.info.model):
-            raise SapwoodError(f"recipe {name!r} drafts with trained weights; replay it with the model at hand")
+        if self.llm is None and not replays_without_model(recipe, self.trace.header.info):
+            raise SapwoodError(
+                f"recipe {name!r} drafts with trained weights; replay it with the model loaded"
+            )
         return recipe
 
-    def _run(self, engine: Engine, name: str, recipe: Recipe, clock: Any, tick: Tick) -> Run:
-        played, said, guessed = [], [], self.texts.guessed
+    def _run(self, engine: Engine, name: str, recipe: Recipe, clock: Any, tick: Tick) -> ReplayRun:
+        played = []
+        counts = []
+        substituted = self.texts.substituted
         for asked in self.trace.asked:
-            kept = self.trace.said(asked.prompt)
+            kept = self.trace.kept_tokens(asked.prompt)
             if kept:
                 played.append(self._answer(engine, asked.prompt, kept, clock))
-                said.append(kept)
+                counts.append(kept)
             tick()
         if not played:
             raise SapwoodError("the trace holds no rounds; record it again")
-        return Run(name, recipe.guarantee.value, played, said, near=self.texts.guessed > guessed)
+        return ReplayRun(
+            name, recipe.guarantee.value, played, counts, near=self.texts.substituted > substituted
+        )
 
     def _answer(self, engine: Engine, prompt: int, kept: int, clock: Any) -> list[Outcome]:
         """The rounds of one prompt."""
-        asked, found, out = self.trace.asked[prompt], list[Outcome](), 0
+        asked = self.trace.asked[prompt]
+        found = list[Outcome]()
+        out = 0
         sampling = replace(self.sampling, max_tokens=asked.most, seed=asked.seed)
-        decoding = Decoding(engine, asked.tokens, sampling, Keyed(asked.seed))
+        decoding = RequestDecoder(engine, asked.tokens, sampling, KeyedRng(asked.seed))
         decoding.clock = clock(decoding, prompt)
         try:
             while out < kept:
                 work = decoding.draft()
-                if isinstance(decoding.clock, Predicted):
-                    decoding.clock.coming = self.curve.seconds(len(work.tree), decoding.session.length)
+                if isinstance(decoding.clock, PredictedClock):
+                    decoding.clock.coming = self.curve.seconds(
+                        len(work.tree), decoding.session.length
+                    )
                 [scores] = self.texts.score([work])
-                found.append(decoding.judge(scores))
+                found.append(decoding.finish_round(scores))
                 out += len(found[-1].tokens)
         finally:
             decoding.close()
         return found
 
-    def _predicted(self, decoding: Decoding, prompt: int) -> Clock:
-        return Predicted(decoding.clock, self.scale)
+    def _predicted(self, decoding: RequestDecoder, prompt: int) -> StageClock:
+        return PredictedClock(decoding.clock, self.scale)
 
-    def _recorded(self, decoding: Decoding, prompt: int) -> Clock:
-        return Recorded(self.trace.of(prompt))
-
-
-def stands_alone(recipe: Recipe, model: str) -> bool:
-    """True where a replay needs no model: the drafters read the text and the best tokens of laws."""
-    found = {word for word in drafters(recipe) if word not in TRAINED or has(TRAINED[word], model)}
-    return found <= ALONE and not any(getattr(part, "needs", ()) for part in parts(recipe))
+    def _recorded(self, decoding: RequestDecoder, prompt: int) -> StageClock:
+        return RecordedClock(self.trace.of(prompt))
 
 
-def differences(trace: Trace, run: Run) -> list[str]:
-    """Where a replay of the recorded recipe is not what was recorded; empty where it is the same."""
+def replays_without_model(recipe: Recipe, info: BackendInfo) -> bool:
+    """True if a replay needs no model: the drafters read the text and top tokens only."""
+    found = {
+        word
+        for word in drafters(recipe)
+        if word not in TRAINED or has(TRAINED[word], info.model, info.weights)
+    }
+    return found <= TEXT_DRAFTERS and not any(part.needs for part in parts(recipe))
+
+
+def differences(trace: Trace, run: ReplayRun) -> list[str]:
+    """Differences of a replay of the recorded recipe from the record; empty if there are none."""
     found = []
-    prompts = [asked.prompt for asked in trace.asked if trace.said(asked.prompt)]
+    prompts = [asked.prompt for asked in trace.asked if trace.kept_tokens(asked.prompt)]
     for prompt, outcomes in zip(prompts, run.outcomes, strict=True):
         rounds = trace.of(prompt)
         if len(rounds) != len(outcomes):
-            found.append(f"prompt {prompt}: {len(rounds)} rounds were recorded, {len(outcomes)} replayed")
+            found.append(
+                f"prompt {prompt}: {len(rounds)} rounds were recorded, {len(outcomes)} replayed"
+            )
         for number, (one, other) in enumerate(zip(rounds, outcomes, strict=False)):
             tree = one.tree
             same = (
@@ -278,6 +333,8 @@ def differences(trace: Trace, run: Run) -> list[str]:
                 and tree.parents.tolist() == other.tree.parents.tolist()
             )
             if not same or one.tokens != other.tokens or one.verdict != other.verdict:
-                found.append(f"prompt {prompt}, round {number}: another {'verdict' if same else 'tree'}")
+                found.append(
+                    f"prompt {prompt}, round {number}: another {'verdict' if same else 'tree'}"
+                )
                 break
     return found

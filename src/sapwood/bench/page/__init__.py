@@ -1,1 +1,1 @@
-"""The report as a page: one file, no network, charts drawn here."""
+"""The report as an HTML page: one file, no network, charts as SVG."""

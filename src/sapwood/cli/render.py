@@ -1,4 +1,4 @@
-"""What the terminal shows: progress, coloured text, the line about speculation, the tree of a round."""
+"""Terminal output: progress, coloured text, the line about speculation, the tree of a round."""
 
 import re
 import sys
@@ -11,39 +11,42 @@ from rich.live import Live
 from rich.text import Text as Line
 from rich.tree import Tree as Branches
 
-from sapwood.completion import Stats, Step
-from sapwood.text import Text
-from sapwood.tree import ROOT
+from sapwood.core.tree import ROOT
+from sapwood.engine.outputs import Stats, Step
+from sapwood.tokenizer.tokenizer import Tokenizer
 
-PATIENCE_S = 10.0  # before a log is told what is being waited for: an error is to stand alone
-TAIL = 12  # lines of text above a living tree
-GUESSED, REFUSED, QUIET = "green", "dim", "dim"  # styles of accepted guesses, refused ones, and notes
+PATIENCE_S = 10.0  # before a log gets a progress line: errors at the start stand alone
+TAIL = 12  # lines of text above a live tree
+ACCEPTED = "green"  # style of accepted drafted tokens
+REFUSED = "dim"
+QUIET = "dim"  # style of notes
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Tell on standard error what takes long: a spinner on a terminal, elsewhere a line once it has taken a while."""
+    """Report slow work on standard error: a spinner on a terminal, else a line after a while."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("starting", spinner_style=QUIET) as status:
             yield lambda message: status.update(Line(message, style=QUIET))
         return
-    news = News(console)
+    status_line = StatusLine(console)
     try:
-        yield news.tell
+        yield status_line.update
     finally:
-        news.timer.cancel()
+        status_line.timer.cancel()
 
 
-class News:
-    """Prints a message that nothing has followed for a while; one that differs only in its numbers is the same."""
+class StatusLine:
+    """Prints a message after a while without another one; numbers in it make no difference."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.kind = console, ""
+        self.console = console
+        self.kind = ""
         self.timer = threading.Timer(0, lambda: None)
 
-    def tell(self, message: str) -> None:
-        """Something began."""
+    def update(self, message: str) -> None:
+        """Begin waiting with a new message."""
         kind = re.sub(r"\d+", "", message)
         if kind == self.kind:
             return
@@ -54,22 +57,24 @@ class News:
         self.timer.start()
 
     def print(self, message: str) -> None:
-        """Say it."""
+        """Print a message."""
         self.console.print(f"sapwood: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
 def write(console: Console, step: Step) -> None:
-    """Print a step's text as it comes; on a terminal, accepted guesses in their own colour."""
+    """Print a step's text; on a terminal, accepted drafted tokens in their own colour."""
     if not console.is_terminal:
         sys.stdout.write(step.text)
     else:
         for piece in step.pieces:
-            console.out(piece.text, style=GUESSED if piece.drafted else None, end="", highlight=False)
+            console.out(
+                piece.text, style=ACCEPTED if piece.drafted else None, end="", highlight=False
+            )
     sys.stdout.flush()
 
 
 def note(stats: Stats, title: str) -> str:
-    """One line of what speculation did."""
+    """One line of statistics about speculation."""
     stages = {
         "prompt": stats.prefill_s,
         "draft": stats.draft_s,
@@ -84,23 +89,23 @@ def note(stats: Stats, title: str) -> str:
         title,
     ]
     if stats.speedup is not None:
-        facts.insert(2, f"{stats.speedup:.2f}x plain decoding (predicted)")
+        facts.insert(2, f"{stats.speedup:.2f}x plain decoding")
     return " · ".join(facts)
 
 
 def brief(stats: Stats) -> str:
-    """The same in a few words."""
-    faster = "" if stats.speedup is None else f", {stats.speedup:.2f}x plain decoding (predicted)"
+    """The statistics in a few words."""
+    faster = "" if stats.speedup is None else f", {stats.speedup:.2f}x plain decoding"
     return f"{stats.tokens_per_pass:.2f} tokens per pass{faster}"
 
 
 def aside(sentence: str) -> None:
-    """A dim line on standard error."""
+    """Print a dim line on standard error."""
     Console(stderr=True).print(sentence, style=QUIET, markup=False, highlight=False, soft_wrap=True)
 
 
-def picture(step: Step, text: Text | None) -> Branches:
-    """The round's tree: the accepted path bright, what was refused dim, the target's own token after the path."""
+def picture(step: Step, text: Tokenizer | None) -> Branches:
+    """The round's tree: the accepted path bright, rejected nodes dim, the bonus token bold."""
     tree, verdict = step.outcome.tree, step.outcome.verdict
 
     def label(token: int) -> str:
@@ -108,21 +113,21 @@ def picture(step: Step, text: Text | None) -> Branches:
 
     drawn = {ROOT: Branches(Line(label(int(tree.tokens[ROOT]))), guide_style=QUIET)}
     for node in range(1, len(tree)):
-        style = GUESSED if node in verdict.path else REFUSED
+        style = ACCEPTED if node in verdict.path else REFUSED
         name = Line(f"{label(int(tree.tokens[node]))} {tree.probs[node]:.2f}", style=style)
         drawn[node] = drawn[int(tree.parents[node])].add(name)
     drawn[verdict.path[-1]].add(Line(label(verdict.bonus), style="bold"))
     return drawn[ROOT]
 
 
-def watched(steps: Iterator[Step], text: Text | None, console: Console) -> Iterator[Step]:
+def watched(steps: Iterator[Step], text: Tokenizer | None, console: Console) -> Iterator[Step]:
     """Show the end of the text with the round's tree below it; leave the whole text when done."""
-    said = Line()
+    shown = Line()
     with Live(console=console, transient=True, auto_refresh=False) as live:
         for step in steps:
             for piece in step.pieces:
-                said.append(piece.text, style=GUESSED if piece.drafted else "")
-            tail = Line("\n").join(said.split("\n")[-TAIL:])
+                shown.append(piece.text, style=ACCEPTED if piece.drafted else "")
+            tail = Line("\n").join(shown.split("\n")[-TAIL:])
             live.update(Group(tail, Line(), picture(step, text)), refresh=True)
             yield step
-    console.print(said, end="", soft_wrap=True)
+    console.print(shown, end="", soft_wrap=True)

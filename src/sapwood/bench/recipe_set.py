@@ -1,4 +1,4 @@
-"""Which recipes a benchmark runs, each with an engine of its own over the one loaded target."""
+"""The recipes of a benchmark, each with an engine of its own over the one loaded target."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,26 +6,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sapwood.controllers.fixed import Fixed
-from sapwood.engine import Engine
+from sapwood.core.part import option_value
+from sapwood.engine.loop import Engine
 from sapwood.errors import SapwoodError
 from sapwood.recipe import Recipe
 from sapwood.recipes import RECIPES, resolve
 
 if TYPE_CHECKING:
-    from sapwood.api import LLM
+    from sapwood.llm import LLM
 
 PLAIN = "plain"  # the recipe that all others are compared with
 
 
 @dataclass
-class Lineup:
-    """Engines by the recipe's name, and why the others could not be made."""
+class RecipeSet:
+    """Engines by recipe name, and the reason for each recipe that cannot run."""
 
     engines: dict[str, Engine] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     def drop(self, name: str, error: SapwoodError) -> None:
-        """Go on without a recipe that failed; not without plain decoding, which all are compared with."""
+        """Remove a recipe that failed; raise for plain decoding, the baseline of all."""
         if name == PLAIN:
             raise SapwoodError(f"plain decoding failed: {error}") from error
         del self.engines[name]
@@ -33,23 +34,26 @@ class Lineup:
 
 
 def read_recipes(text: str) -> dict[str, bool]:
-    """Recipes by name or spelling, plain decoding first; True where one was asked for by itself, not by `all`."""
+    """Recipes by name or spelling, plain decoding first; True if named explicitly, not by `all`."""
     names = split(text)
     if not names:
-        raise SapwoodError(f"recipes {text!r} names none; known: {', '.join(RECIPES)}, or `all` of them")
+        raise SapwoodError(
+            f"recipes {text!r} names none; known: {', '.join(RECIPES)}, or `all` of them"
+        )
     asked = {PLAIN: True}
     for name in names:
         if name == "all":
             asked = {**dict.fromkeys(RECIPES, False), **asked}
         else:
-            resolve(name)  # before anything slow: a misspelling fails at once
+            resolve(name)  # a misspelling fails before anything slow
             asked[name] = True
     return {PLAIN: True, **asked}
 
 
 def split(text: str) -> list[str]:
-    """The pieces between commas and semicolons that stand outside brackets."""
-    pieces, depth = [""], 0
+    """The pieces between commas and semicolons outside brackets."""
+    pieces = [""]
+    depth = 0
     for mark in text:
         depth += (mark in "([") - (mark in ")]")
         if mark in ",;" and depth <= 0:
@@ -59,14 +63,17 @@ def split(text: str) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def evened(name: str, nodes: int | None) -> str | Recipe:
-    """The recipe, where `nodes` is given with that many nodes every round; plain decoding stays as it is."""
+def with_node_budget(name: str, nodes: int | None) -> str | Recipe:
+    """The recipe with `nodes` nodes every round; unchanged if None, or for plain decoding."""
     if nodes is None or name == PLAIN:
         return name
     recipe: Any = resolve(name)
     own = recipe.controller
-    depth, width = getattr(own, "depth", Fixed.depth), getattr(own, "width", Fixed.width)
-    made: Recipe = dataclasses.replace(recipe, controller=Fixed(nodes=nodes, depth=depth, width=width))
+    depth = option_value(own, "depth", Fixed.depth)
+    width = option_value(own, "width", Fixed.width)
+    made: Recipe = dataclasses.replace(
+        recipe, controller=Fixed(nodes=nodes, depth=depth, width=width)
+    )
     return made
 
 
@@ -74,16 +81,18 @@ def assemble(
     llm: "LLM",
     asked: Mapping[str, bool],
     nodes: int | None = None,
-    progress: Callable[[str], None] = lambda _: None,  # told what takes long
-) -> Lineup:
-    """An engine for each recipe; one that was asked for by itself must be able to run."""
-    made = Lineup()
+    progress: Callable[[str], None] = lambda _: None,  # receives a line about what takes long
+) -> RecipeSet:
+    """An engine for each recipe; raise if one that was named explicitly cannot run."""
+    made = RecipeSet()
     for place, (name, required) in enumerate(asked.items(), 1):
         progress(f"preparing recipe {place} of {len(asked)}")
         try:
-            made.engines[name] = llm.with_recipe(evened(name, nodes)).engine
+            made.engines[name] = llm.with_recipe(with_node_budget(name, nodes)).engine
         except SapwoodError as error:
             if required:
-                raise SapwoodError(f"recipe {name!r} cannot run on {llm.target.info.model}: {error}") from error
+                raise SapwoodError(
+                    f"recipe {name!r} cannot run on {llm.target.info.model}: {error}"
+                ) from error
             made.skipped[name] = str(error)
     return made

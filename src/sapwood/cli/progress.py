@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: bars on a terminal, a line now and then in a log."""
+"""Progress of long work on standard error: bars on a terminal, a line at intervals in a log."""
 
 import time
 from typing import Any, Self
@@ -9,13 +9,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 EVERY_S = 20.0  # between lines of a log
 
 
-class Bars:
-    """One bar per stage, made when its stage begins."""
+class ProgressBars:
+    """One bar per stage, added when its stage begins."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"))
-        self.progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+        self.progress = Progress(
+            *columns, TimeElapsedColumn(), console=self.console, transient=True
+        )
         self.tasks: dict[str, Any] = {}
         self.last = 0.0
 
@@ -29,22 +31,32 @@ class Bars:
             self.progress.stop()
 
     def say(self, message: str) -> None:
-        """Something begins."""
+        """Print a message."""
         if self.console.is_terminal:
             self.progress.console.print(message, style="dim", markup=False, highlight=False)
         else:
             self._line(message)
 
     def data(self, pace: Any) -> None:
-        """The corpus grew."""
-        left = "" if pace.left is None else f", {pace.left / 60:.1f} min left" if pace.left else ", the last ones"
+        """Show the progress of the corpus."""
+        left = (
+            ""
+            if pace.left is None
+            else f", {pace.left / 60:.1f} min left"
+            if pace.left
+            else ", the last ones"
+        )
         if pace.note:
             self.say(pace.note)
-        doing = f"{pace.asked:,} tokens of questions" if pace.asked else f"{pace.rate:,.0f} tokens/s{left}"
+        doing = (
+            f"{pace.asked:,} tokens of questions"
+            if pace.asked
+            else f"{pace.rate:,.0f} tokens/s{left}"
+        )
         self._show("texts", pace.done, pace.goal, f"{pace.done:,} tokens, {doing}")
 
     def steps(self, notes: Any) -> None:
-        """The curve has a new point."""
+        """Show a new point of the curve."""
         point = notes.curve[-1]
         shares = " ".join(f"{share:.2f}" for share in point.agreement)
         rate = point.tokens / max(point.seconds, 1e-9)
@@ -52,7 +64,11 @@ class Bars:
         if notes.plan:
             left = f", {(notes.plan - notes.step) * point.seconds / notes.step / 60:.1f} min left"
         self._show(
-            "steps", notes.step, notes.plan, f"loss {point.loss:.3f}, right {shares}, {rate:,.0f} tokens/s{left}"
+            "steps",
+            notes.step,
+            notes.plan,
+            f"{point.tokens:,} tokens, {rate:,.0f} tokens/s{left}, "
+            f"loss {point.loss:.3f}, right {shares}{outlook(point.agreement)}",
         )
 
     def _show(self, stage: str, done: float, goal: float | None, pace: str) -> None:
@@ -68,3 +84,13 @@ class Bars:
     def _line(self, message: str) -> None:
         self.last = time.monotonic()
         self.console.print(f"sapwood: {message}", markup=False, highlight=False, soft_wrap=True)
+
+
+def outlook(agreement: list[float]) -> str:
+    """The speedup that a head of this agreement may bring; empty where several are trained."""
+    from sapwood.train.gain import expected_speedup, expected_tokens
+
+    if not agreement:
+        return ""
+    tokens = expected_tokens(agreement)
+    return f", {tokens:.1f} tokens per pass, about {expected_speedup(agreement):.1f}x expected"

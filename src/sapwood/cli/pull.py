@@ -1,0 +1,28 @@
+"""`sapwood pull`: fetch a model, so that later commands need no network."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelName = Annotated[str, typer.Argument(help="smollm2 (built in), a Hub id or a .gguf file.")]
+
+
+def command(model: ModelName) -> None:
+    """Download a model from the Hub, or convert a GGUF file, for later commands."""
+    from sapwood.backends.torch.resolve_model import check, download, find_folder, is_hub_id
+    from sapwood.cli import render
+    from sapwood.common.cache_entries import spell_size
+    from sapwood.common.local_models import weight_bytes
+    from sapwood.errors import SapwoodError
+
+    check(model, None, None)
+    if is_hub_id(model):
+        folder = download(model, render.aside, bars=True)
+    else:
+        with render.progress() as progress:
+            folder = find_folder(model, progress)
+    size = weight_bytes(Path(folder))
+    if not size:
+        raise SapwoodError(f"{model} has no safetensors or GGUF weights; use another model")
+    typer.echo(f"{model} is here: {spell_size(size)} in {folder}")
