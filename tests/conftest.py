@@ -1,13 +1,40 @@
 """Settings that all tests share."""
 
+import logging
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# no deadline: a shared machine may stall; the same examples every time: a failure here is a failure anywhere
+from tests.helpers.selection import quick
+
+# no deadline: a shared machine may stall; the same examples every time: a failure here is a failure
+# anywhere
 settings.register_profile("sapwood", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("quick", settings.get_profile("sapwood"), max_examples=8)
 settings.load_profile("sapwood")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--quick`: what a person runs while working."""
+    about = "of every test function the first parameters, and none that takes long"
+    parser.addoption("--quick", action="store_true", help=about)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fewer random examples in a quick run."""
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what a quick run does not need."""
+    if config.getoption("--quick"):
+        chosen = set(quick(items))
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
 @pytest.fixture(scope="module")
@@ -15,5 +42,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache folder for one file of tests, and no seconds spent on measuring the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SAPWOOD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("sapwood.profile.QUICK_S", 0.0)
+        patch.setattr("sapwood.engine.cost_profiler.QUICK_S", 0.0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_machine() -> Iterator[None]:
+    """Tests that share a machine keep their cost profiles; the tests of the load meter undo this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sapwood.engine.machine_load.STAT", Path("/nonexistent"))
+        patch.setattr("sapwood.engine.machine_load.SPREAD", math.inf)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _log_of_the_server() -> Iterator[None]:
+    """A server that ran in a test logs to that test's captured output, which is closed after it."""
+    log = logging.getLogger("sapwood.server")
+    handlers, propagate = log.handlers, log.propagate
+    yield
+    log.handlers, log.propagate = handlers, propagate

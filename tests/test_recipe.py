@@ -6,27 +6,33 @@ from typing import Any
 
 import pytest
 
-from sapwood import methods, recipes
-from sapwood.backends.toy import Toy
-from sapwood.cost import flat
-from sapwood.drafters.model import Model
-from sapwood.drafters.recycling import Recycling
-from sapwood.engine import no_loader
+from sapwood import recipes, registry
+from sapwood.backends.toy import ToyBackend
+from sapwood.core.part import Part, options, spell
+from sapwood.core.protocols import EngineContext, RequestContext
+from sapwood.core.sampling import Sampler, Sampling
+from sapwood.core.types import Draw, Guarantee
+from sapwood.drafters.compose.draft_model import DraftModel
+from sapwood.drafters.lookup.recycling import Recycling
+from sapwood.engine.cost_model import flat
+from sapwood.engine.loop import no_loader
 from sapwood.errors import SapwoodError, Unsound
 from sapwood.estimators.binned import Binned
 from sapwood.estimators.raw import Raw
-from sapwood.part import Part, options, spell
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
-from sapwood.protocols import Request, Setting
 from sapwood.recipe import Recipe, build, parse
-from sapwood.records import Draw, Guarantee
-from sapwood.sampling import Sampler, Sampling
-from sapwood.spelling import read
-from tests.parts import every_part
+from sapwood.spec_parser import read
+from tests.helpers.part_factory import every_part
 
 BASE = "ngram + chain + match + fixed"
-OTHER: dict[type, Any] = {int: 3, float: 0.375, bool: True, str: "some/model v2.gguf", Draw: Draw.SWOR}
+OTHER: dict[type, Any] = {
+    int: 3,
+    float: 0.375,
+    bool: True,
+    str: "some/model v2.gguf",
+    Draw: Draw.SWOR,
+}
 
 
 def changed(part: Part) -> Part:
@@ -45,13 +51,15 @@ def changed(part: Part) -> Part:
 
 @pytest.mark.parametrize(("family", "name"), every_part())
 def test_every_part_reads_back(family: str, name: str) -> None:
-    part = methods.lookup(family, name)()
+    part = registry.lookup(family, name)()
     assert str(part) == name  # defaults are left out
     assert build(family, read(name)) == part
     other = changed(part)
     assert build(family, read(str(other))) == other
     for option in options(other):
-        assert f"{option.name}=" in str(other) or getattr(other, option.name) == getattr(part, option.name)
+        assert f"{option.name}=" in str(other) or getattr(other, option.name) == getattr(
+            part, option.name
+        )
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -72,7 +80,9 @@ def test_nested_parts_and_lists_read_back() -> None:
 
 
 def test_order_does_not_matter() -> None:
-    assert parse("fixed(nodes=3) + match + ngram + chain") == parse("ngram + chain + match + fixed(nodes=3)")
+    assert parse("fixed(nodes=3) + match + ngram + chain") == parse(
+        "ngram + chain + match + fixed(nodes=3)"
+    )
 
 
 def test_overrides_replace_single_slots() -> None:
@@ -92,24 +102,39 @@ def test_overrides_replace_single_slots() -> None:
         ("ngram + chain + match + nonsense", "unknown part 'nonsense'; `sapwood methods` lists"),
         ("ngram + chain + match", "lacks a controller; `sapwood methods` lists"),
         ("", "lacks a drafter and a policy and a verifier and a controller"),
-        ("ngram + suffix + chain + match + fixed", "two parts of the family drafter: ngram and suffix"),
+        (
+            "ngram + suffix + chain + match + fixed",
+            "two parts of the family drafter: ngram and suffix",
+        ),
         (
             "ngram + chain + raw + match + fixed",
             r"'raw' is an estimator: give it to a policy, as in best\(estimator=raw",
         ),
-        ("ngram(long=2) + chain + match + fixed", "ngram has no option 'long'; it has: longest"),
+        (
+            "ngram(long=2) + chain + match + fixed",
+            "ngram has no option 'long'; did you mean longest",
+        ),
         ("ngram + chain(x=1) + match + fixed", "chain has no option 'x'; it has: none"),
         ("ngram(longest=2.5) + chain + match + fixed", "longest of ngram must be int, not 2.5"),
         ("ngram(longest=true) + chain + match + fixed", "longest of ngram must be int, not true"),
         ("ngram(longest=many) + chain + match + fixed", "longest of ngram must be int, not many"),
-        ("ngram + static(shape=3) + match + fixed", "shape of static must be a list in brackets, not 3"),
+        (
+            "ngram + static(shape=3) + match + fixed",
+            "shape of static must be a list in brackets, not 3",
+        ),
         ("ngram + static(shape=[1, x]) + match + fixed", "shape of static must be int, not x"),
-        ("ngram + static(shape=[]) + match + fixed", "shape of static must list children per level"),
+        (
+            "ngram + static(shape=[]) + match + fixed",
+            "shape of static must list children per level",
+        ),
         (
             "ngram + best(estimator=3) + match + fixed",
             "estimator of best must name a part of the family estimator, not 3",
         ),
-        ("ngram + best(estimator=chain) + match + fixed", "unknown estimator 'chain'; known: raw, binned"),
+        (
+            "ngram + best(estimator=chain) + match + fixed",
+            "unknown estimator 'chain'; known: raw, binned",
+        ),
         (
             "recycling(draws=all) + chain + match + fixed",
             "draws of recycling must be one of topk, iid, swor, mixed, not",
@@ -124,9 +149,11 @@ def test_mistakes_are_named_in_one_sentence(text: str, message: str) -> None:
 
 
 def test_an_unknown_override_lists_what_is_known() -> None:
-    with pytest.raises(SapwoodError, match="unknown policy 'wild'; known: chain, static"):
+    with pytest.raises(SapwoodError, match="unknown policy 'wild'; known: chain, pearl"):
         parse(BASE, policy="wild")
-    with pytest.raises(SapwoodError, match="chain takes no estimator; use one that does, such as best or beam"):
+    with pytest.raises(
+        SapwoodError, match="chain takes no estimator; use one that does, such as best or beam"
+    ):
         recipes.resolve(BASE, estimator="raw")
     with pytest.raises(SapwoodError, match="unknown recipe 'fastest'; known: auto, plain"):
         recipes.resolve("fastest")
@@ -134,10 +161,10 @@ def test_an_unknown_override_lists_what_is_known() -> None:
 
 @pytest.mark.parametrize("draws", [Draw.IID, Draw.SWOR, Draw.MIXED])
 def test_verifiers_that_cannot_judge_name_those_that_can(draws: Draw) -> None:
-    for name in methods.names("verifier"):
-        if draws in methods.lookup("verifier", name).accepts:  # type: ignore[attr-defined]
+    for name in registry.names("verifier"):
+        if draws in registry.lookup("verifier", name).accepts:  # type: ignore[attr-defined]
             continue
-        with pytest.raises(Unsound, match=f"{name} cannot judge {draws.value} drafts") as caught:
+        with pytest.raises(Unsound, match=f"{name} cannot verify {draws.value} drafts") as caught:
             parse(f"recycling(draws={draws.value}) + chain + {name} + fixed")
         way_out = str(caught.value).partition("use ")[2].partition(",")[0].split(" or ")
         for other in way_out:
@@ -147,7 +174,9 @@ def test_verifiers_that_cannot_judge_name_those_that_can(draws: Draw) -> None:
 @pytest.mark.parametrize("policy", ["best", "beam"])
 def test_cutting_sampled_nodes_by_token_names_the_way_out(policy: str) -> None:
     text = "recycling(draws=swor) + {} + {} + fixed"
-    with pytest.raises(Unsound, match="use groups, static or chain as the policy, draws=topk, or match") as caught:
+    with pytest.raises(
+        Unsound, match="use groups, static or chain as the policy, draws=topk, or match"
+    ) as caught:
         parse(text.format(policy, "rrs"))
     assert policy in str(caught.value)
     for other in ("groups", "static", "chain"):
@@ -167,30 +196,37 @@ def test_a_missing_capability_is_named() -> None:
         needs = frozenset({"hidden"})
 
     recipe = dataclasses.replace(parse(BASE), drafter=Seer())
-    with pytest.raises(SapwoodError, match="needs hidden, which the toy backend does not provide for toy-target; use"):
-        recipe.bind(Setting(Toy(), flat(), no_loader))
+    with pytest.raises(
+        SapwoodError,
+        match="needs hidden, which the toy backend does not provide for toy-target; use",
+    ):
+        recipe.bind(EngineContext(ToyBackend(), flat(), no_loader))
 
 
 def test_draft_model_says_what_is_wrong_with_it() -> None:
-    setting = Setting(Toy(vocab=3), flat(), no_loader)
+    setting = EngineContext(ToyBackend(vocab=3), flat(), no_loader)
     base = parse(BASE)
-    with pytest.raises(SapwoodError, match=r"draft-model needs a model; write draft-model\(model='NAME'\)"):
-        dataclasses.replace(base, drafter=Model()).bind(setting)
+    with pytest.raises(
+        SapwoodError, match=r"draft-model needs a model; write draft-model\(model='NAME'\)"
+    ):
+        dataclasses.replace(base, drafter=DraftModel()).bind(setting)
     with pytest.raises(SapwoodError, match="must share the target's vocabulary"):
-        dataclasses.replace(base, drafter=Model(model=Toy(vocab=4))).bind(setting)
+        dataclasses.replace(base, drafter=DraftModel(model=ToyBackend(vocab=4))).bind(setting)
     with pytest.raises(SapwoodError, match="model 'x' cannot be loaded here"):
-        dataclasses.replace(base, drafter=Model(model="x")).bind(setting)
+        dataclasses.replace(base, drafter=DraftModel(model="x")).bind(setting)
 
 
 def test_requests_share_memory_but_not_state() -> None:
-    bound = parse("recycling + best + match + goodput").bind(Setting(Toy(), flat(), no_loader))
-    request = Request([0, 1], Sampler(Sampling(), [0, 1]), Toy().open([0]))
+    bound = parse("recycling + best + match + goodput").bind(
+        EngineContext(ToyBackend(), flat(), no_loader)
+    )
+    request = RequestContext([0, 1], Sampler(Sampling(), [0, 1]), ToyBackend().open([0]))
     (one, best, _, pace), (two, other, _, pace2) = bound.fresh(request), bound.fresh(request)
     assert one is not two
     assert one.successors is two.successors  # type: ignore[attr-defined]
     assert best.estimator is not other.estimator  # type: ignore[attr-defined]
     assert best.estimator.hits is other.estimator.hits  # type: ignore[attr-defined]
-    assert pace.ledger is pace2.ledger  # type: ignore[attr-defined]
+    assert pace.stats is pace2.stats  # type: ignore[attr-defined]
 
 
 def test_an_add_on_that_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,11 +234,13 @@ def test_an_add_on_that_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch) -
         def load(self) -> object:
             return print
 
-    monkeypatch.setattr(methods, "addons", lambda: {"policy.odd": Entry(), "policy.chain": Entry()})
-    assert methods.names("policy").count("chain") == 1
-    assert methods.lookup("policy", "chain").__name__ == "Chain"  # built-ins win
+    monkeypatch.setattr(
+        registry, "addons", lambda: {"policy.odd": Entry(), "policy.chain": Entry()}
+    )
+    assert registry.names("policy").count("chain") == 1
+    assert registry.lookup("policy", "chain").__name__ == "Chain"  # built-ins win
     with pytest.raises(SapwoodError, match=r"policy 'odd' names .*, which is not a sapwood\.Part"):
-        methods.lookup("policy", "odd")
+        registry.lookup("policy", "odd")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +259,7 @@ def test_an_add_on_that_is_no_part_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_options_have_ranges(spelled: str, rule: str) -> None:
     call = read(spelled)
     with pytest.raises(SapwoodError, match=rule):
-        build(methods.family_of(call.name), call)
+        build(registry.family_of(call.name), call)
 
 
 def test_the_way_out_exists() -> None:
@@ -234,9 +272,11 @@ def test_the_way_out_exists() -> None:
 def test_names_belong_to_one_family() -> None:
     every = [name for _, name in every_part()]
     assert len(every) == len(set(every))
-    assert {methods.family_of(name) for name in every} == set(methods.FAMILIES)
+    assert {registry.family_of(name) for name in every} == set(registry.FAMILIES)
     for name in set(every) & set(recipes.RECIPES):  # a system named after its part is made with it
-        assert name in re.findall(r"[a-z0-9+-]+", recipes.RECIPES[name].recipe.replace(" + ", " ")), name
+        assert name in re.findall(
+            r"[a-z0-9+-]+", recipes.RECIPES[name].recipe.replace(" + ", " ")
+        ), name
 
 
 def test_values_are_spelled_for_the_reader() -> None:

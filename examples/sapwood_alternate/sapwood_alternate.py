@@ -1,9 +1,9 @@
 """Fork on every other level: several children, then one child each, and so on.
 
-Many words are several tokens long, and once the first token is said the others follow. A tree that
-forks on each level spends most of its nodes inside such words; one that forks on every other level
-goes nearly twice as deep with as many nodes. Levels are grown and cut whole, without a look at their
-tokens, so that drafts of every kind keep the target's law.
+Many words are several tokens long, and after the first token the others follow. A tree that forks
+on each level spends most of its nodes inside such words; one that forks on every other level goes
+nearly twice as deep with as many nodes. Levels are grown and pruned whole, whatever their tokens,
+so that drafts of every kind keep the target's distribution.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from sapwood.core.part import Part
+from sapwood.core.protocols import Frontier
+from sapwood.core.tree import Tree
+from sapwood.core.types import Budget, Prune
 from sapwood.errors import SapwoodError
-from sapwood.part import Part
-from sapwood.protocols import Frontier
-from sapwood.records import Budget, Prune
-from sapwood.tree import Tree
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Alternate(Part):
         return [(node, width) for node in nodes] if fits and level < budget.depth else []
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
-        """Whole levels from below, where merged drafters proposed more than was asked for."""
+        """Drop whole levels from below, if merged drafters proposed more than was asked for."""
         depth = tree.height
         while (tree.depths[1:] <= depth).sum() > budget.nodes:
             depth -= 1

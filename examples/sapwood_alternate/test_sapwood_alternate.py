@@ -1,16 +1,16 @@
-"""The checks that any policy can be put through, and one of its own."""
+"""The checks of any policy, and one of its own."""
 
 import pytest
 from sapwood_alternate import Alternate
 
-from sapwood.backends.toy import Toy
+from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
-from sapwood.drafters.model import Model
-from sapwood.engine import Engine
+from sapwood.core.rng import KeyedRng
+from sapwood.core.sampling import Sampling
+from sapwood.core.types import Draw
+from sapwood.drafters.compose.draft_model import DraftModel
+from sapwood.engine.loop import Engine
 from sapwood.recipe import Recipe
-from sapwood.records import Draw
-from sapwood.rng import Keyed
-from sapwood.sampling import Sampling
 from sapwood.testing import check_part, law_error
 from sapwood.verifiers.match import Match
 from sapwood.verifiers.mss import Mss
@@ -22,14 +22,21 @@ def test_it_keeps_the_contract_of_policies() -> None:
     check_part("policy", Alternate(wide=1))
 
 
-@pytest.mark.parametrize(("draws", "verifier"), [(Draw.TOPK, Match()), (Draw.IID, Mss()), (Draw.SWOR, Rrs())], ids=str)
+@pytest.mark.parametrize(
+    ("draws", "verifier"), [(Draw.TOPK, Match()), (Draw.IID, Mss()), (Draw.SWOR, Rrs())], ids=str
+)
 def test_it_keeps_the_law(draws: Draw, verifier: Match | Mss | Rrs) -> None:
-    drafter = Model(model=Toy("draft"), draws=draws)
+    drafter = DraftModel(model=ToyBackend("draft"), draws=draws)
     recipe = Recipe(drafter, Alternate(wide=2), verifier, Fixed(nodes=4, depth=2, width=2))
     assert law_error(recipe) <= 1e-12
 
 
 def test_it_forks_on_every_other_level() -> None:
-    recipe = Recipe(Model(model=Toy("draft")), Alternate(wide=2), Match(), Fixed(nodes=20, depth=4, width=4))
-    outcome = next(Engine(Toy(), recipe).rounds([0, 1, 2], Sampling(), Keyed(0)))
+    recipe = Recipe(
+        DraftModel(model=ToyBackend("draft")),
+        Alternate(wide=2),
+        Match(),
+        Fixed(nodes=20, depth=4, width=4),
+    )
+    outcome = next(Engine(ToyBackend(), recipe).rounds([0, 1, 2], Sampling(), KeyedRng(0)))
     assert [len(outcome.tree.level(depth)) for depth in range(5)] == [1, 2, 2, 4, 4]

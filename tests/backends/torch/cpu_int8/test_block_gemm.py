@@ -1,0 +1,128 @@
+"""Products of weights in groups of 32: exact sums, the same bits for any number of rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from sapwood.backends.torch.cpu_int8 import int8_gemm
+from sapwood.backends.torch.cpu_int8.block_gemm import BlockMatrix, BlockStrip, group_products
+from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, FloatBlocks
+from sapwood.backends.torch.cpu_int8.block_quant import to_eight, to_four
+from sapwood.backends.torch.cpu_int8.block_tile import (
+    BITS,
+    BLOCK_TILE,
+    GROUP,
+    MIN4,
+    SIGNED4,
+    SIGNED8,
+)
+from sapwood.backends.torch.cpu_int8.linear import Int8Linear
+from sapwood.core.array_types import FloatArray
+
+pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no VNNI instructions")
+
+FORMS = (MIN4, SIGNED4, SIGNED8)
+SHAPES = ((16, 64), (32, 32), (40, 96), (16, 320))
+
+
+def strip(form: int, outputs: int, groups: int, seed: int = 0) -> BlockStrip:
+    """Random integers under random scales, and minima where the form has them."""
+    noise = np.random.default_rng(seed)
+    size = GROUP * BITS[form] // 8
+    weights = noise.integers(0, 256, (outputs, groups, size), dtype=np.uint8)
+    steps = noise.uniform(0.25, 2, (2, outputs, groups)).astype(np.float16)
+    return BlockStrip(form, weights, steps[0], -8 * steps[1] if form == MIN4 else None)
+
+
+def packed(*strips: BlockStrip) -> BlockMatrix:
+    """A matrix of these strips, one under the other."""
+    inputs = strips[0].weights.shape[1] * GROUP
+    made = BlockMatrix(inputs, [(each.form, each.outputs) for each in strips])
+    start = 0
+    for each in strips:
+        made.put(start, each)
+        start += each.outputs
+    return made
+
+
+def whole_rows(count: int, inputs: int) -> FloatArray:
+    """Rows that quantisation does not change: integers whose largest is 127 in every group."""
+    noise = np.random.default_rng(count)
+    rows = noise.integers(-127, 128, (count, inputs)).astype(np.float32)
+    rows[:, ::GROUP] = 127
+    return rows
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_those_of_the_exact_weights(form: int, shape: tuple[int, int]) -> None:
+    outputs, inputs = shape
+    given = strip(form, outputs, inputs // GROUP)
+    matrix = packed(given)
+    np.testing.assert_array_equal(matrix.exact(), given.exact())
+    rows = whole_rows(3, inputs)
+    want = rows.astype(np.float64) @ given.exact().astype(np.float64).T
+    # only the sums over groups are rounded
+    bound = 1e-6 * (np.abs(rows) @ np.abs(given.exact()).T + 127 * 8 * inputs)
+    assert (np.abs(group_products(matrix, rows) - want) <= bound).all()
+
+
+def test_parts_of_different_forms_share_a_matrix() -> None:
+    strips = [strip(form, 32, 4, seed) for seed, form in enumerate(FORMS)]
+    matrix = packed(*strips)
+    want = np.concatenate([each.exact() for each in strips])
+    np.testing.assert_array_equal(matrix.exact(), want)
+    rows = whole_rows(2, 128)
+    parts = [group_products(packed(each), rows) for each in strips]
+    np.testing.assert_array_equal(group_products(matrix, rows), np.concatenate(parts, 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_has_the_same_bits_beside_any_other_rows(form: int) -> None:
+    matrix = packed(strip(form, 48, 6))
+    rows = np.random.default_rng(1).normal(size=(2 * BLOCK_TILE + 3, 192)).astype(np.float32)
+    rows[4, 7] = 500.0  # an outlier
+    rows[5] = 0.0
+    alone = np.concatenate([group_products(matrix, row[None]) for row in rows])
+    for count in range(1, len(rows) + 1):
+        np.testing.assert_array_equal(group_products(matrix, rows[:count]), alone[:count])
+    np.testing.assert_array_equal(group_products(matrix, rows[::-1].copy()), alone[::-1])
+    assert not alone[5].any()
+
+
+def test_an_outlier_costs_its_own_group_only() -> None:
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    rows = torch.randn(4, 256, generator=torch.Generator().manual_seed(1))
+    rows[:, 3] = 300.0
+    largest = rows.abs().amax(1, keepdim=True)
+    want = rows @ weight.T
+    by_groups = BlockLinear([FloatBlocks(weight, 8)])(rows) - want
+    by_rows = Int8Linear(weight)(rows / largest) * largest - want
+    assert by_groups.abs().mean() < by_rows.abs().mean() / 2
+
+
+@pytest.mark.parametrize("inputs", [32, 40, 100])
+def test_floats_are_rounded_to_the_nearest_step(inputs: int) -> None:
+    rows = np.random.default_rng(2).normal(size=(20, inputs)).astype(np.float32)
+    for made, levels in ((to_eight(rows), 254), (to_four(rows), 15)):
+        found = made.exact()[:, :inputs]
+        span = rows.max() - rows.min()
+        assert np.abs(found - rows).max() < 1.3 * span / levels
+    linear = BlockLinear([FloatBlocks(torch.from_numpy(rows), 4)])
+    assert (linear.outputs, linear.inputs) == (20, inputs)
+    np.testing.assert_array_equal(linear.packed.exact(), to_four(rows).exact()[:, :inputs])
+
+
+def test_a_narrower_range_never_raises_the_error() -> None:
+    rows = np.random.default_rng(3).normal(size=(64, 64)).astype(np.float32)
+    groups = rows.reshape(64, 2, 32)
+    low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    step = (high - low) / 15
+    plain = (np.rint((groups - low) / step) * step + low).reshape(64, 64)
+    assert np.square(to_four(rows).exact() - rows).sum() < np.square(plain - rows).sum()
+
+
+def test_coarser_bits_make_an_int8_layer() -> None:
+    linear = BlockLinear([FloatBlocks(torch.randn(32, 64), 4)])
+    assert linear.rounded(8) is linear
+    assert isinstance(linear.rounded(3), Int8Linear)

@@ -1,0 +1,78 @@
+"""Every Triton kernel compiles and fits the cards people have, on machines that have none."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import sapwood.backends.torch.cuda
+
+ROOT = Path(__file__).parents[4]
+TOOL = ROOT / "tools" / "kernels.py"
+SOURCES = Path(sapwood.backends.torch.cuda.__file__).parent
+# rows of a pass and model: compiling takes half a second a kernel, so each card has some of them
+CASES = {
+    "8.0": ["--rows", "128", "--models", "135m"],
+    "8.6": ["--rows", "16", "--models", "8b"],
+    "8.9": ["--rows", "64", "--models", "8b-norms"],
+    "9.0": ["--rows", "16", "--models", "8b"],
+    "10.0": ["--rows", "64", "--models", "8b-norms"],
+    "12.0": ["--rows", "128", "--models", "135m"],
+}
+# each launch is made by one model only: rows that are normed before they are read
+OF_WIDE_MODELS = {"pointwise._prepare"}
+UNKNOWN = "is not defined for option 'gpu-name'"  # says an assembler about a newer capability
+
+
+def kernels() -> set[str]:
+    """Module and name of every function that is launched: the jitted ones with an underscore."""
+    found = set()
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+                marks = [ast.unparse(mark) for mark in node.decorator_list]
+                if any(mark.startswith("triton.jit") for mark in marks):
+                    found.add(f"{path.stem}.{node.name}")
+    return found
+
+
+def compile_for(capability: str, cache: Path) -> str:
+    """Compile for one capability; what is wrong, if anything."""
+    known = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(TOOL), "--capability", capability, *CASES[capability]],
+        env={**known, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    if UNKNOWN in done.stdout + done.stderr:
+        return f"the assembler of this triton does not know capability {capability}"
+    if done.returncode:
+        return f"{capability}: {done.stdout[-4000:]}{done.stderr[-2000:]}"
+    wanted = kernels() - (OF_WIDE_MODELS if CASES[capability][-1] == "135m" else set())
+    missing = wanted - {line.split()[0] for line in done.stdout.splitlines()}
+    return f"{capability}: not compiled: {sorted(missing)}" if missing else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is missing: pip install triton"
+)
+def test_every_kernel_compiles_and_fits_every_card(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = [text for text in pool.map(lambda name: compile_for(name, tmp_path), CASES) if text]
+    unknown = [text for text in found if text.startswith("the assembler")]
+    assert found == unknown, "\n".join(found)
+    if unknown:
+        pytest.skip("; ".join(unknown))
+
+
+def test_the_kernels_are_found_in_the_source() -> None:
+    assert {"draft_kernels._attend", "attention._attend", "kv_move._keep"} <= kernels()

@@ -1,0 +1,60 @@
+"""Descriptions of architectures: run in float64 with plain operations, they say what transformers says."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sapwood.backends.torch import llama
+from sapwood.backends.torch.architectures import describe
+from tests.helpers import tiny_models
+from tests.helpers.int8_targets import EXPERTS, EXTENDED, PACKABLE, RELATED
+from tests.helpers.reference_llama import reference_logits
+
+
+@pytest.mark.parametrize("name", [*RELATED, *EXTENDED, *EXPERTS])
+@torch.inference_mode()
+def test_the_description_says_what_the_model_says(name: str) -> None:
+    model = tiny_models.make(name)
+    net = describe(model)
+    assert net is not None
+    assert net.extended == (name not in RELATED)
+    tokens = torch.arange(1, 13)
+    # transformers' products of experts are not for float64
+    exact = torch.float32 if name in EXPERTS else torch.float64
+    want = model.to(exact)(input_ids=tokens[None]).logits[0].double()
+    near = 1e-3 if name in EXPERTS else 1e-5
+    torch.testing.assert_close(reference_logits(net, tokens), want, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", [*RELATED, *EXTENDED, *EXPERTS])
+def test_cuda_kernels_run_none_of_them(name: str) -> None:
+    assert llama.describe(tiny_models.make(name)) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny_models.NAMES) - set(PACKABLE)))
+def test_other_architectures_have_no_description(name: str) -> None:
+    assert describe(tiny_models.make(name)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("llama", {"hidden_act": "gelu"}),
+        ("gemma3", {"hidden_activation": "relu"}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        (
+            "smollm3",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        ),
+    ],
+)
+def test_an_option_that_the_layers_lack_is_not_described(name: str, option: dict[str, Any]) -> None:
+    assert describe(tiny_models.make(name, **option)) is None
+
+
+def test_a_tensor_that_is_not_known_is_not_left_out() -> None:
+    model = tiny_models.make("olmo2")
+    assert describe(model) is not None
+    model.model.layers[1].self_attn.gate = torch.nn.Linear(32, 4)
+    assert describe(model) is None

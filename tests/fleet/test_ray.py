@@ -1,0 +1,127 @@
+"""Ray Serve: options, and where Ray is installed a fleet that grows, shrinks and is updated."""
+
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from benchmarks.fleet import questions
+from benchmarks.load_clients import Seen, Wish, crowd
+from benchmarks.load_server import make_tiny
+
+from sapwood.cli.main import main
+from sapwood.errors import SapwoodError
+from sapwood.fleet.ray_serve import RayOptions, application
+
+RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not RAY, reason="Ray is missing: pip install 'ray[serve]'")
+
+
+@pytest.mark.skipif(RAY, reason="Ray is installed")
+def test_a_missing_ray_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "ray"]) == 2
+    assert "needs the ray extra: pip install 'sapwood[ray]'" in capsys.readouterr().err
+
+
+def test_options_are_checked() -> None:
+    for least, most, ongoing in ((0, 1, 1), (3, 2, 1), (1, 1, 0)):
+        with pytest.raises(SapwoodError, match="must be 1 or more"):
+            RayOptions(min_replicas=least, max_replicas=most, ongoing=ongoing)
+    assert RayOptions(cpus=3).settings["threads"] == 3
+    assert RayOptions(cpus=0.1).settings["threads"] == 1
+
+
+@needs_ray
+def test_unknown_arguments_are_named() -> None:
+    with pytest.raises(SapwoodError, match="unknown argument 'wish'"):
+        application({"wish": 1})
+
+
+def command(model: str, port: int, *options: str) -> list[str]:
+    """The command that deploys on Ray."""
+    sizes = ["--cpus", "0.1", "--max-replicas", "3", "--up-seconds", "1", "--down-seconds", "2"]
+    place = ["--model", model, "--name", "tiny", "--port", str(port)]
+    return [sys.executable, "-m", "sapwood", "deploy", "ray", *place, *sizes, *options]
+
+
+@contextmanager
+def on_ray(folder: Path, model: str) -> Iterator[int]:
+    """A server on Ray; its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    log = folder / "log"
+    with log.open("w") as output:
+        started = command(model, port, "--ongoing", "2")
+        process = subprocess.Popen(started, stdout=output, stderr=output)
+        try:
+            end = time.monotonic() + 180
+            while "is served at" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < end
+                time.sleep(0.2)
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 0, log.read_text()
+
+
+def replicas() -> int:
+    """Processes of replicas on this machine."""
+    names = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return sum(name.startswith(b"ray::ServeReplica:sapwood") for name in names)
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_fleet_on_ray_grows_shrinks_and_is_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_S", "0.5")
+    model = make_tiny(tmp_path / "tiny")
+    wanted = [Wish("whole", one) for one in questions(10, 1)]
+    with on_ray(tmp_path, model) as port:
+        right = {seen.wish.key: seen.text for seen in asyncio.run(crowd(port, wanted, 1))}
+        found: list[Seen] = []
+        ending = threading.Event()
+
+        def load() -> None:
+            while not ending.is_set():
+                found.extend(asyncio.run(crowd(port, wanted * 2, 16)))
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        try:
+            until_replicas(3, 120)
+            environment = {**os.environ, "RAY_ADDRESS": "auto"}
+            update = command(model, port, "--ongoing", "3")
+            done = subprocess.run(
+                update, env=environment, capture_output=True, text=True, timeout=180, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        finally:
+            ending.set()
+            loading.join()
+        until_replicas(1, 120)
+        assert len(found) >= 40
+        for seen in found:
+            assert (seen.status, seen.complete, seen.trouble) == (200, True, "")
+            assert seen.text == right[seen.wish.key]
+
+
+def until_replicas(count: int, seconds: float) -> None:
+    """Wait until there are so many replicas."""
+    end = time.monotonic() + seconds
+    while replicas() != count:
+        assert time.monotonic() < end, f"{replicas()} replicas, not {count}"
+        time.sleep(0.5)
