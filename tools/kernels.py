@@ -1,17 +1,25 @@
-"""Compile the fused kernels for a GPU that is not there: errors come to light, and what programs need.
+"""Compile the CUDA kernels of a round without a GPU, to find errors and resource use.
 
-    python tools/kernels.py
+    python tools/kernels.py --capability 8.6
 
-Needs triton, which on Linux comes with torch for CUDA (`pip install triton`), and no GPU. Prints a line for each kernel
-of a pass in the shape of SmolLM2-135M: warps, stages, bytes of shared memory, registers, and bytes of the stack, which
-is where registers go that are not there.
+Needs triton, which on Linux comes with torch for CUDA (`pip install triton`), and no GPU. Prints a
+line for each kernel of a pass, of an EAGLE-3 draft and of verification: warps, stages, bytes of
+shared memory, registers, and bytes of the stack, which holds spilled registers. Fails if a kernel
+needs more shared memory than a device of this compute capability has, or spills more than a few
+registers.
+
+A process compiles for one capability: kernels read it when they are imported.
 """
 
+import argparse
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,35 +27,56 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-CAPABILITY = (9, 0)  # of the device that is imagined
-SHARED = 227 << 10  # bytes that a program of it may have
-ROWS = (1, 32, 64)  # of a pass
-WIDTH, INNER, VOCAB, SLOTS = 576, 1536, 4096, 512
+# KB of shared memory of a program by compute capability
+SHARED = {"8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
+ROWS = (1, 16, 64, 128)  # of a pass
+VOCAB = 4096
+STACK = 64  # bytes of spilled registers that a program may have: the assembler's choice
+TREE = (3, 16, 8)  # depth, beam and width of a drafted tree: root, first level and a later one
+LENGTHS = (512, 1 << 15)  # of texts: few groups of keys, and too many for one program each
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of a model, whose kernels are compiled."""
+
+    queries: int  # heads
+    keys: int  # heads
+    head_width: int
+    width: int
+    inner: int
+    dtype: torch.dtype
+    head_norms: bool = False  # norms of queries and keys
+
+
+MODELS = {
+    "135m": ModelSizes(9, 3, 64, 576, 1536, torch.float16),  # SmolLM2
+    "8b": ModelSizes(32, 8, 128, 4096, 14336, torch.bfloat16),
+    "8b-norms": ModelSizes(32, 8, 128, 4096, 12288, torch.bfloat16, head_norms=True),
+}
+
+
 class Imagined:
-    """A driver without a device: kernels are compiled, and not launched."""
+    """A driver without a device: kernels are compiled, not launched."""
 
     class utils:  # noqa: N801
-        """What a driver knows of its device."""
+        """Properties of the device."""
 
         @staticmethod
         def load_binary(*_: Any) -> tuple[int, ...]:
-            """A handle of nothing."""
+            """A dummy handle."""
             return 0, 0, 0, 0, 1024
 
-        @staticmethod
-        def get_device_properties(_: int) -> dict[str, int]:
-            """Sizes."""
-            return {"max_shared_mem": SHARED, "multiprocessor_count": 132, "max_num_regs": 65536, "warpSize": 32}
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.capability = capability
 
     def get_current_target(self) -> GPUTarget:
-        """The device that is compiled for."""
-        return GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
+        """The device to compile for."""
+        return GPUTarget("cuda", 10 * self.capability[0] + self.capability[1], 32)
 
     def get_current_device(self) -> int:
-        """Its number."""
+        """Number of the device."""
         return 0
 
     def get_current_stream(self, _: int) -> int:
@@ -55,11 +84,20 @@ class Imagined:
         return 0
 
 
-def imagine() -> list[Any]:
-    """Have every launch compile only; the kernels that were compiled are added to the list."""
+@dataclass(frozen=True, slots=True)
+class ImaginedProperties:
+    """What torch would say about the device."""
+
+    shared_memory_per_block_optin: int  # bytes
+
+
+def imagine(name: str) -> list[Any]:
+    """Make every launch compile only; compiled kernels are added to the returned list."""
     found: list[Any] = []
     seen: set[int] = set()
     run = jit.JITFunction.run
+    major, minor = (int(part) for part in name.split("."))
+    properties = ImaginedProperties(SHARED[name] << 10)
 
     def compiled(self: Any, *asked: Any, **more: Any) -> Any:
         made = run(self, *asked, **{**more, "warmup": True})
@@ -68,44 +106,143 @@ def imagine() -> list[Any]:
             found.append(made)
         return made
 
-    torch.cuda.is_available = lambda: True
-    torch.cuda.get_device_capability = lambda *_: CAPABILITY  # type: ignore[assignment, misc]
-    driver.set_active(Imagined())
+    cuda: Any = torch.cuda
+    cuda.is_available = lambda: True
+    cuda.get_device_capability = lambda *_: (major, minor)
+    cuda.get_device_properties = lambda *_: properties
+    cuda.get_device_name = lambda *_: f"a card of compute capability {name}"
+    driver.set_active(Imagined((major, minor)))
     jit.JITFunction.run = compiled
     return found
 
 
-def a_pass(rows: int) -> None:
-    """Launch the kernels of one layer, and of what stands before and behind all of them."""
-    from sapwood.backends.torch.fused.attention import attend
-    from sapwood.backends.torch.fused.graphs import cut_for
-    from sapwood.backends.torch.fused.kernels import project
-    from sapwood.backends.torch.fused.pointwise import best_tokens, enter
-    from sapwood.backends.torch.fused.qkv import Heads, project_heads
-    from sapwood.backends.torch.fused.stream import Margin, Scale, Stream
+def a_pass(rows: int, sizes: ModelSizes) -> None:
+    """Launch the kernels of one layer, and those before and after all layers."""
+    from sapwood.backends.torch.cuda.kernels.launch import EARLY
+    from sapwood.backends.torch.cuda.kernels.linear import project
+    from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, enter, normalise
+    from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers, NormScale, PrenormRows
+    from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes, project_heads
+
+    width = sizes.width
+    heads = HeadSizes(sizes.queries, sizes.keys, sizes.head_width)
+    inside = heads.queries * heads.width  # outputs of attention
 
     def some(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=torch.float16)
+        return torch.empty(*shape, dtype=sizes.dtype)
 
-    def stream() -> Stream:
-        return Stream(some(rows, WIDTH), Scale.of(some(WIDTH) + 1, 1e-5), Margin.make(some(1), rows, WIDTH))
+    def stream() -> PrenormRows:
+        scale = NormScale.of(torch.ones(width, dtype=sizes.dtype), 1e-5)
+        return PrenormRows(some(rows, width), scale, NormBuffers.make(some(1), rows, width))
 
-    heads, each, numbers = Heads(9, 3, 64), 64, torch.zeros(rows, dtype=torch.int64)
-    x, middle, cut = stream(), stream(), cut_for(rows, 1, SLOTS, heads)
-    queries, planes = some(rows, heads.queries, each), some(2, 1, SLOTS, heads.keys, each)
-    angles, turns = torch.zeros(SLOTS, each), torch.zeros(rows, each)
-    enter(x, some(VOCAB, WIDTH), numbers, angles, numbers, turns)
-    project_heads(x, some(heads.all * each, WIDTH), queries, planes, heads=heads, angles=turns, slots=numbers)
-    blocks = torch.zeros(5, -(-rows // cut.rows), dtype=torch.int64)
-    attend(
-        queries, planes, some(rows, heads.queries, each), heads=heads, blocks=blocks, words=numbers[:, None],
-        positions=numbers, scale=0.1, cut=cut,
+    numbers = torch.zeros(rows, dtype=torch.int64)
+    x = stream()
+    middle = stream()
+    planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
+    turns = torch.zeros(rows, heads.width)
+    enter(x, some(VOCAB, width), numbers, torch.zeros(LENGTHS[0], heads.width), numbers, turns)
+    norm = some(heads.width) if sizes.head_norms else None
+    project_heads(
+        x, some(heads.all * heads.width, width), some(rows, heads.queries, heads.width), planes,
+        heads=heads, angles=turns, slots=numbers, query_norm=norm, key_norm=norm,
     )  # fmt: skip
-    project(some(rows, WIDTH), some(WIDTH, WIDTH), middle, residual=x.x)
-    project(middle, some(2 * INNER, WIDTH), some(rows, INNER), gate=True, ahead=some(1 << 20))
-    project(some(rows, INNER), some(WIDTH, INNER), x, residual=middle.x)
-    project(x, some(VOCAB, WIDTH), some(rows, VOCAB))
+    attentions(rows, heads, some)
+    project(some(rows, inside), some(width, inside), middle, residual=x.x)
+    inner = some(rows, sizes.inner)
+    ahead = some(1 << 20) if EARLY.value else None  # the prefetch needs as new a device
+    project(middle, some(2 * sizes.inner, width), inner, gate=True, ahead=ahead)
+    project(inner, some(width, sizes.inner), x, residual=middle.x)
+    project(x, some(VOCAB, width), some(rows, VOCAB))
+    normalise(x.x, x.scale, some(rows, width))
     best_tokens(some(rows, VOCAB), numbers)
+
+
+def attentions(rows: int, heads: Any, some: Callable[..., torch.Tensor]) -> None:
+    """Launch attention of short and long texts, of chains and trees."""
+    from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
+    from sapwood.backends.torch.cuda.kernels.attention_tiles import FIELDS, WORD
+    from sapwood.backends.torch.cuda.pass_inputs import tiles_for
+
+    numbers = torch.zeros(rows, dtype=torch.int64)
+    queries = some(rows, heads.queries, heads.width)
+    planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
+    for length in LENGTHS:
+        for trees in (False, True) if rows > 1 else (False,):
+            tiles = tiles_for(rows, 1, length, heads, trees, rows)
+            blocks = torch.zeros(FIELDS, -(-rows // tiles.rows), dtype=torch.int64)
+            words = numbers[:, None].repeat(1, -(-rows // WORD) if trees else 1)
+            attend(
+                queries, planes, queries.clone(), heads=heads, blocks=blocks, positions=numbers,
+                paths=open_paths(words, numbers, blocks, tiles), scale=0.1, tiles=tiles,
+            )  # fmt: skip
+
+
+def head_weights(sizes: ModelSizes) -> Any:
+    """Weights of an EAGLE-3 head for the model."""
+    from sapwood.backends.torch.cuda.draft.eagle_layer import EagleWeights
+    from sapwood.backends.torch.cuda.kernels.prenorm import NormScale
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=sizes.dtype)
+
+    width, d, inside = sizes.width, sizes.head_width, sizes.queries * sizes.head_width
+    scale = NormScale.of(torch.ones(width, dtype=sizes.dtype), 1e-5)
+    rows = (sizes.queries + 2 * sizes.keys) * d
+    return EagleWeights(
+        heads=sizes.queries, kv_heads=sizes.keys, head_width=d, inner=sizes.inner, eps=1e-5,
+        after=False, rates=torch.ones(d // 2), embedding=some(VOCAB, width),
+        vocabulary=torch.arange(VOCAB), fuse=some(width, 3 * width), token_norm=some(width),
+        state_norm=some(width), qkv=some(rows, 2 * width), out=some(width, inside),
+        mlp_norm=scale, gate_up=some(2 * sizes.inner, width), down=some(width, sizes.inner),
+        norm=scale, head=some(VOCAB, width),
+    )  # fmt: skip
+
+
+def a_draft(sizes: ModelSizes) -> Any:
+    """Launch the kernels of a draft that starts from a verdict; the builder that drafted."""
+    from sapwood.backends.torch.cuda.draft import draft_kernels, tree_builder
+    from sapwood.backends.torch.cuda.draft.eagle_layer import level_sizes
+
+    weights = head_weights(sizes)
+    vars(tree_builder)["describe"] = lambda *_: weights
+    head = SimpleNamespace(config=SimpleNamespace(features=(0, 1, 2)))
+    builder = tree_builder.CudaTreeBuilder(head, weights.embedding)
+    builder.ops = draft_kernels
+    levels = level_sizes(*TREE)
+    builder._ensure_buffers(levels)
+    depths, ranks = (torch.from_numpy(column) for column in (levels.depths, levels.ranks))
+    builder.body_after_verdict(levels, depths, ranks)
+    return builder
+
+
+def a_verdict(rows: int, sizes: ModelSizes, builder: Any) -> None:
+    """Launch the kernels between two passes: verification, moved keys, the next pass's inputs."""
+    from sapwood.backends.torch.cuda.draft.device_tree import LONGEST
+    from sapwood.backends.torch.cuda.kernels import kv_move
+    from sapwood.backends.torch.cuda.kernels.attention_tiles import HeadSizes
+    from sapwood.backends.torch.cuda.pass_inputs import shape_of_one
+    from sapwood.backends.torch.cuda.pass_setup import place
+    from sapwood.backends.torch.cuda.verify import verify_kernels
+
+    held = builder.round_buffer
+    heads = HeadSizes(sizes.queries, sizes.keys, sizes.head_width)
+    logits = torch.empty(rows, VOCAB, dtype=sizes.dtype)
+    tokens = held.field("target_tokens")
+    gumbel = torch.empty(4, VOCAB, dtype=torch.float64)
+    verify_kernels.noise(torch.zeros(4, dtype=torch.int64), VOCAB, gumbel)
+    temperature = torch.ones(1, dtype=torch.float64)
+    verify_kernels.keyed_draw(logits, gumbel, held.rows.depths, temperature, tokens)
+    verify_kernels.walk(held, tokens, rows)
+    states = [torch.empty(rows, sizes.width, dtype=sizes.dtype) for _ in range(3)]
+    verify_kernels.gather_features(held, states)
+    facts = torch.zeros(6, dtype=torch.int64)
+    builder.ops.write_pass_args(held, builder.args.scalars, facts)
+    pool = torch.empty(2, 1, LENGTHS[0], heads.keys, heads.width, dtype=sizes.dtype)
+    kv_move.move(pool, torch.zeros(3, dtype=torch.int64), 0, 0, 4)
+    kv_move.keep(pool, held.path, facts, triton.next_power_of_2(LONGEST))
+    shape = shape_of_one(rows, LENGTHS[0], -(-rows // 64), True, heads, rows > 1)
+    inputs: Any = SimpleNamespace(on_device=torch.zeros(shape.size + rows * 2, dtype=torch.int64))
+    place(held.rows, facts, inputs, shape)
 
 
 def needs(kernel: Any) -> tuple[str, str]:
@@ -114,21 +251,53 @@ def needs(kernel: Any) -> tuple[str, str]:
         file.write(kernel.asm["cubin"])
         file.flush()
         command = [str(TOOLS / "cuobjdump"), "-res-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack = (re.search(rf"{name}:(\d+)", said) for name in ("REG", "STACK"))
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, stack = (re.search(rf"{name}:(\d+)", usage) for name in ("REG", "STACK"))
     return registers.group(1) if registers else "?", stack.group(1) if stack else "?"
 
 
-def main() -> None:
-    """Compile, and print what was compiled."""
-    found = imagine()
-    for rows in ROWS:
-        a_pass(rows)
-    for kernel in found:
-        facts, (registers, stack) = kernel.metadata, needs(kernel)
-        line = f"{facts.name:12s} warps {facts.num_warps} stages {facts.num_stages} shared {facts.shared:6d}"
-        sys.stdout.write(f"{line} registers {registers:>3s} stack {stack}\n")
+def name_of(kernel: Any) -> str:
+    """Module and function of a kernel."""
+    return f"{kernel.src.fn.module.rpartition('.')[2]}.{kernel.metadata.name}"
+
+
+def a_round(rows: int, sizes: ModelSizes) -> None:
+    """Launch every kernel of a round once: pass, draft and what is between them."""
+    with torch.inference_mode():
+        a_pass(rows, sizes)
+        a_verdict(rows, sizes, a_draft(sizes))
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of the command line."""
+    parser = argparse.ArgumentParser(description="Compile the CUDA kernels of a round.")
+    parser.add_argument("--capability", choices=SHARED, default="9.0")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of a pass")
+    parser.add_argument("--models", choices=MODELS, nargs="+", default=tuple(MODELS))
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    """Compile the kernels and print their resource use; the number of those that do not fit."""
+    asked = arguments()
+    limit = SHARED[asked.capability] << 10
+    found = imagine(asked.capability)
+    failed = 0
+    for model in asked.models:
+        for rows in asked.rows:
+            done = len(found)
+            a_round(rows, MODELS[model])
+            for kernel in found[done:]:
+                facts, (registers, stack) = kernel.metadata, needs(kernel)
+                line = f"{name_of(kernel):36s} {model:8s} rows {rows:3d} warps {facts.num_warps}"
+                line += f" stages {facts.num_stages} shared {facts.shared:6d}"
+                line += f" registers {registers:>3s} stack {stack}"
+                fits = facts.shared <= limit and int(stack) <= STACK
+                failed += not fits
+                sys.stdout.write(line + ("\n" if fits else " DOES NOT FIT\n"))
+                sys.stdout.flush()
+    return min(failed, 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

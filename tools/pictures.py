@@ -1,11 +1,12 @@
 """Draw the trees of recipes for the pages of families, all at the same place of the same text.
 
-python tools/pictures.py                  draw for all pages under docs/families
-python tools/pictures.py chains trees     draw for these pages
+python -m tools.pictures                  draw for all pages under docs/families
+python -m tools.pictures chains trees     draw for these pages
 
-A page names recipes in a mark, `<!-- trees: pld, suffix -->`; the pictures go below it, up to the closing mark. One
-prompt is decoded greedily with each recipe. A round that would go beyond the place is cut short there, so that every
-lossless recipe has a tree whose root is the same token. Some recipes choose by time: another machine may draw others.
+A page names recipes in a mark, `<!-- trees: pld, suffix -->`; the pictures go below it, up to the
+closing mark. One prompt is decoded greedily with each recipe. A round that would go beyond the
+place is cut short there, so that every lossless recipe has a tree whose root is the same token.
+Some recipes choose by time: another machine may draw others.
 """
 
 import os
@@ -17,33 +18,40 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sapwood import LLM, SapwoodError
-from sapwood.engine import Decoding, Engine
-from sapwood.pictures import draw, reaches
-from sapwood.records import Outcome, Verdict
-from sapwood.request import read_prompt
-from sapwood.rng import Keyed
-from sapwood.sampling import Sampling
-from sapwood.text import Text
-from sapwood.tree import Tree
+from sapwood.common.tree_svg import draw, reaches
+from sapwood.core.rng import KeyedRng
+from sapwood.core.sampling import Sampling
+from sapwood.core.tree import Tree
+from sapwood.core.types import Outcome, Verdict
+from sapwood.engine.input_processor import read_prompt
+from sapwood.engine.loop import Engine
+from sapwood.engine.request_decoder import RequestDecoder
+from sapwood.tokenizer.tokenizer import Tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODEL = "smollm2"
 PROMPT = "Write a short poem in which every line begins with the words: In the forest there is"
-PLACE = 34  # tokens of the answer before the tree: its fourth line begins, as lines two and three did
+# tokens of the answer before the tree: its fourth line begins, as lines two and three did
+PLACE = 34
 BEYOND = 64  # further tokens that a tree may propose
-MOST, SCALE, HALF = 6, 0.6, 400  # pictures of a page, their size on it, and pixels of half a page
-NODES, DEPTH = 16, 12  # drawn of a tree: the likeliest nodes, and all that were accepted
-# opening mark with its names, old text with the closing mark where there are any
+MOST = 6  # pictures of a page
+SCALE = 0.6  # their size on it
+HALF = 400  # pixels of half a page
+# drawn of a tree: the likeliest nodes, and all that were accepted
+NODES = 16
+DEPTH = 12
+# opening mark with its names, and old text with the closing mark if there is any
 BLOCK = re.compile(
-    r"(?P<mark><!-- trees: (?P<names>[^\n]*?) -->\n)(?:(?:(?!<!-- trees: ).)*?<!-- /trees -->\n)?", re.DOTALL
+    r"(?P<mark><!-- trees: (?P<names>[^\n]*?) -->\n)(?:(?:(?!<!-- trees: ).)*?<!-- /trees -->\n)?",
+    re.DOTALL,
 )
 
 
-class Stopping(Decoding):
-    """A request one of whose rounds begins at the place, whatever the rounds before would have accepted."""
+class Stopping(RequestDecoder):
+    """A request one of whose rounds begins at PLACE."""
 
     def room(self, most: int, *, begun: bool = False) -> tuple[int, int]:
-        """Nodes and depth of a tree that does not go beyond the place, before that is reached."""
+        """Nodes and depth of a tree that does not go beyond PLACE, before that is reached."""
         nodes, depth = super().room(most, begun=begun)
         left = PLACE - self.sampler.emitted
         return nodes, min(depth, left - 1) if left > 0 else depth
@@ -57,20 +65,22 @@ class Round:
     outcome: Outcome
 
     def like(self, other: "Round") -> bool:
-        """True where both have the same guesses after the same text."""
+        """True if both have the same drafts after the same text."""
         return self.text == other.text and paths(self.outcome.tree) == paths(other.outcome.tree)
 
-    def drawn(self, text: Text) -> str:
-        """The picture."""
+    def drawn(self, text: Tokenizer) -> str:
+        """The tree as SVG."""
         return draw(*trimmed(self.outcome.tree, self.outcome.verdict), text.spell)
 
     def caption(self, plain: "Round") -> str:
         """The tree in numbers."""
         tree, verdict = self.outcome.tree, self.outcome.verdict
-        nodes, hidden = len(tree) - 1, len(tree) - len(trimmed(tree, verdict)[0])
+        nodes = len(tree) - 1
+        hidden = len(tree) - len(trimmed(tree, verdict)[0])
         more = f" (+{hidden} more)" if hidden else ""
         other = "" if self.text == plain.text else ", after another text"
-        return f"{nodes} node{'s'[: nodes != 1]}{more}, depth {tree.height}, {verdict.accepted} accepted{other}"
+        counts = f"{nodes} node{'s'[: nodes != 1]}{more}, depth {tree.height}"
+        return f"{counts}, {verdict.accepted} accepted{other}"
 
 
 def paths(tree: Tree) -> set[tuple[int, ...]]:
@@ -78,21 +88,26 @@ def paths(tree: Tree) -> set[tuple[int, ...]]:
     return {tuple(tree.spell(node)) for node in range(len(tree))}
 
 
-def trimmed(tree: Tree, verdict: Verdict) -> tuple[Tree, Verdict]:
-    """As much of a tree as a small picture has room for."""
-    reach, kept = reaches(tree), {*verdict.path}
+def trimmed(tree: Tree, verdict: Verdict, most: int = NODES) -> tuple[Tree, Verdict]:
+    """The part of a tree that fits a small picture."""
+    reach = reaches(tree)
+    kept = {*verdict.path}
     for node in sorted(range(len(tree)), key=lambda node: (-reach[node], node)):
-        if len(kept | {*tree.path(node)}) <= NODES + 1 and tree.depths[node] <= DEPTH:
+        if len(kept | {*tree.path(node)}) <= most + 1 and tree.depths[node] <= DEPTH:
             kept |= {*tree.path(node)}
     order = sorted(kept)
-    return tree.keep(order), replace(verdict, path=tuple(order.index(node) for node in verdict.path))
+    return tree.keep(order), replace(
+        verdict, path=tuple(order.index(node) for node in verdict.path)
+    )
 
 
 def main(names: Sequence[str]) -> int:
     """Draw the trees of these pages, or of all."""
-    pages = [DOCS / "families" / f"{name}.md" for name in names] or sorted((DOCS / "families").glob("*.md"))
+    pages = [DOCS / "families" / f"{name}.md" for name in names] or sorted(
+        (DOCS / "families").glob("*.md")
+    )
     (DOCS / "pictures").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as cache:  # nothing that this machine has learned before
+    with tempfile.TemporaryDirectory() as cache:  # without anything measured before
         os.environ["SAPWOOD_CACHE"] = cache
         llm = LLM(MODEL, "plain")
         assert llm.text is not None
@@ -101,7 +116,9 @@ def main(names: Sequence[str]) -> int:
         for page in pages:
             for recipe in wanted(page.read_text()):
                 try:
-                    rounds[recipe] = rounds.get(recipe) or play(llm.with_recipe(recipe).engine, llm.text)
+                    rounds[recipe] = rounds.get(recipe) or play(
+                        llm.with_recipe(recipe).engine, llm.text
+                    )
                     sys.stderr.write(f"{page.stem}: {recipe}, {rounds[recipe].caption(plain)}\n")
                 except SapwoodError as error:
                     sys.stderr.write(f"{page.stem}: {recipe} is left out: {error}\n")
@@ -109,15 +126,15 @@ def main(names: Sequence[str]) -> int:
     return 0
 
 
-def play(engine: Engine, text: Text) -> Round:
-    """Decode up to the place and one round further."""
+def play(engine: Engine, text: Tokenizer) -> Round:
+    """Decode up to PLACE and one round further."""
     prompt = read_prompt(PROMPT, engine.target.info, text, raw=False)
-    decoding = Stopping(engine, prompt, Sampling(max_tokens=PLACE + BEYOND), Keyed(0))
+    decoding = Stopping(engine, prompt, Sampling(max_tokens=PLACE + BEYOND), KeyedRng(0))
     emitted: list[int] = []
     try:
         while True:
             [scores] = engine.target.score([decoding.draft()])
-            outcome = decoding.judge(scores)
+            outcome = decoding.finish_round(scores)
             if len(emitted) == PLACE:
                 return Round(tuple(emitted), outcome)
             emitted += outcome.tokens
@@ -130,7 +147,7 @@ def wanted(page: str) -> list[str]:
     return [name.strip() for match in BLOCK.finditer(page) for name in match["names"].split(",")]
 
 
-def filled(page: str, rounds: Mapping[str, Round], plain: Round, text: Text) -> str:
+def filled(page: str, rounds: Mapping[str, Round], plain: Round, text: Tokenizer) -> str:
     """A page with the pictures below its marks; writes them too."""
 
     def block(match: re.Match[str]) -> str:
@@ -138,14 +155,17 @@ def filled(page: str, rounds: Mapping[str, Round], plain: Round, text: Text) -> 
         shown, notes = choose(mine)
         cells = [cell(name, mine[name].drawn(text), mine[name].caption(plain)) for name in shown]
         place = " / ".join(text.show(plain.text).split("\n")[-2:])
-        sentence = f"One round of each after *{place}*, {MODEL}, greedy; `python tools/pictures.py` draws them again."
+        sentence = (
+            f"One round of each after *{place}*, {MODEL}, greedy; "
+            "`python -m tools.pictures` draws them again."
+        )
         return f"{match['mark']}{grid(cells)}\n{' '.join([sentence, *notes])}\n<!-- /trees -->\n"
 
     return BLOCK.sub(block, page)
 
 
 def choose(rounds: Mapping[str, Round]) -> tuple[list[str], list[str]]:
-    """The first recipes with trees of their own, and what is to be said of those in between that have none."""
+    """The first recipes with trees of their own, and notes about those in between without."""
     shown: list[str] = []
     notes = []
     for name, found in rounds.items():
@@ -153,16 +173,16 @@ def choose(rounds: Mapping[str, Round]) -> tuple[list[str], list[str]]:
         if len(shown) == MOST:
             break
         if len(found.outcome.tree) == 1:
-            notes.append(f"`{name}` guesses nothing here.")
+            notes.append(f"`{name}` drafts nothing here.")
         elif twin:
-            notes.append(f"`{name}` guesses here what `{twin}` does.")
+            notes.append(f"`{name}` drafts the same here as `{twin}`.")
         else:
             shown.append(name)
     return shown, notes
 
 
 def cell(name: str, picture: str, caption: str) -> tuple[str, int]:
-    """Write a picture; the inside of the cell that shows it, and its pixels from left to right."""
+    """Write a picture; the content of the cell that shows it, and its width in pixels."""
     (DOCS / "pictures" / f"{name}.svg").write_text(picture)
     found = re.search(r'width="([\d.]+)"', picture)
     width = round(SCALE * float(found[1])) if found else HALF

@@ -1,4 +1,4 @@
-"""Takes the pictures of the playground for the docs: a real server, the built-in model, real answers.
+"""Takes the pictures of the playground for the docs, from a real server and the built-in model.
 
 python tools/playground_pictures.py [--question TEXT] [--out docs/pictures]
 """
@@ -12,11 +12,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.browser import Browser  # noqa: E402 - the root must be on the path first
+from tests.helpers.browser import Browser  # noqa: E402 - the root must be on the path first
 
 QUESTION = "Write a Python function that checks whether a string is a palindrome, with tests."
-ENDED = "document.getElementById('stop').hidden && document.querySelector('.turn.assistant footer').textContent"
-CHOOSE = """(async () => {  // the round whose tree shows most: many kept, some refused, not too large
+ENDED = (
+    "document.getElementById('stop').hidden && "
+    "document.querySelector('.turn.assistant footer').textContent"
+)
+# the round whose tree shows most: many nodes kept, some refused, not too large
+CHOOSE = """(async () => {
   const scrub = document.getElementById('scrub');
   let best = [0, 1];
   for (let round = 1; round <= Number(scrub.max); round += 1) {
@@ -24,7 +28,8 @@ CHOOSE = """(async () => {  // the round whose tree shows most: many kept, some 
     scrub.dispatchEvent(new Event('input'));
     const kept = document.querySelectorAll('#tree .accepted.node').length;
     const all = document.querySelectorAll('#tree .node[data-node]').length;
-    const worth = Math.min(kept, 5) - 2 * Math.max(kept - 6, 0) + Math.min(all - kept, 12) / 3 - Math.max(all - 24, 0);
+    const worth = Math.min(kept, 5) - 2 * Math.max(kept - 6, 0)
+      + Math.min(all - kept, 12) / 3 - Math.max(all - 24, 0);
     if (worth > best[0]) best = [worth, round];
   }
   scrub.value = best[1];
@@ -45,12 +50,12 @@ def start() -> tuple[subprocess.Popen[str], int]:
 
 
 def take(browser: Browser, address: str, question: str, out: Path) -> None:
-    """Ask, wait, and look at the answer in three ways."""
+    """Ask a question, and take pictures of the answer in three ways."""
     browser.resize(1440, 900, scale=1.5)
     browser.prefer(prefers_color_scheme="light")
     browser.open(address)
     browser.wait("document.getElementById('facts').textContent")
-    for words in ("Hello!", question):  # the first one is for the machine to warm up
+    for words in ("Hello!", question):  # the first one warms the server up
         browser.click("#question")
         browser.type(words)
         browser.press("Enter")
@@ -70,7 +75,7 @@ def take(browser: Browser, address: str, question: str, out: Path) -> None:
 
 
 def shot(browser: Browser, path: Path) -> None:
-    """One picture, once everything stands still."""
+    """Take one picture, after all animations."""
     time.sleep(1.5)
     browser.picture(path)
 

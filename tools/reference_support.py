@@ -1,0 +1,188 @@
+"""The page of supported models: every cell is computed with small models of each architecture."""
+
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sapwood.errors import SapwoodError
+
+PREFACE = """\
+<!-- written by tools/reference.py from the code's checks: change those, then run `make tables` -->
+
+# Supported models
+
+Any causal language model of transformers whose attention takes a mask and whose positions can be
+given runs, from a Hub id, a local folder of safetensors, or a GGUF file. Widely used ones have a
+fast path of their own.
+
+- **fast**: our own pass, int8 kernels on a CPU, Triton kernels in a CUDA graph on a GPU.
+- **works**: the model's own transformers code under a tree mask, checked against step-by-step
+  decoding by the backend contract in `tests/backends/torch/test_hf_contract.py`.
+- **refused**: one sentence says why.
+
+## Architecture, device, number format
+
+{matrix}
+The default is `int8` on a CPU where that is fast, else `float32`; on a GPU `float16`. The fast path
+on a GPU needs compute capability 8.0 (Ampere) or newer and Triton; without them the same model
+*works*; [which cards](../quickstart-gpu.md#which-cards). The one on a CPU needs numba, and takes
+{longest:,} tokens of a longer context; float32 takes all.
+
+| part of a model | fast on a CPU | fast on a GPU |
+| --- | --- | --- |
+| activation | {activations} | {gates} |
+| rotary angles | {cpu_ropes} | {ropes} |
+| rotary of a part of a head, of some layers only, with a base for each kind of layer | yes | no |
+| sliding windows, on all or some layers; grouped queries | yes | yes |
+| biases | on every projection | on queries, keys and values |
+| norms on queries and keys | of each head, or of all heads together | of each head |
+| norms after attention and MLP, or only there | yes | no |
+| soft caps of attention and logits, scaled embeddings | yes | no |
+| experts, chosen for each token, in all layers | yes | no |
+
+`longrope` is fixed up to the context before scaling, and so is the context here.
+
+## More architectures
+
+Not part of the tests, but their configurations pass the same checks, and a model that does not keep
+the branches of a tree apart is refused when it is loaded: {likely}.
+
+## Decoded plainly
+
+A model with a running state cannot score a tree. It decodes a token a pass, whatever the recipe,
+and says so: {plain}. One whose steps give other logits than one pass over the same tokens is
+refused when it is loaded.
+
+## Refused
+
+| architecture | reason |
+| --- | --- |
+{refused}
+
+## Backends
+
+| backend | models | hidden states | where |
+| --- | --- | --- | --- |
+| `torch` | as above | yes: trained heads, early exit, self-drafting | CPU, CUDA |
+| `llamacpp` | any GGUF file of llama.cpp, in its own number format \
+| no: look-up drafters and draft models only | CPU |
+| `toy` | exact tables of probabilities, for tests | no | CPU |
+"""
+# number formats by device; the first is the default if it is fast
+COLUMNS = (
+    ("cpu", "int8"),
+    ("cpu", "float32, float16, bfloat16"),
+    ("cuda", "float16, bfloat16"),
+    ("cuda", "float32"),
+)
+# widely used architectures beside the tested ones: configuration class, and its options
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": ("GraniteConfig", {}),
+    "starcoder2": ("Starcoder2Config", {}),
+    "stablelm": ("StableLmConfig", {}),
+    "cohere": ("CohereConfig", {}),
+    "glm": ("GlmConfig", {}),
+    "gpt_oss": ("GptOssConfig", {}),
+    "qwen2_moe": ("Qwen2MoeConfig", {}),
+    "gptj": ("GPTJConfig", {}),
+    "opt": ("OPTConfig", {}),
+    "bloom": ("BloomConfig", {}),
+    "mpt": ("MptConfig", {}),
+    "falcon-alibi": ("FalconConfig", {"alibi": True}),
+    "gpt_neo": ("GPTNeoConfig", {}),
+    "mamba": ("MambaConfig", {}),
+    "mamba2": ("Mamba2Config", {}),
+    "falcon_h1": ("FalconH1Config", {}),
+    "jamba": ("JambaConfig", {}),
+    "qwen3_next": ("Qwen3NextConfig", {}),
+    "recurrent_gemma": ("RecurrentGemmaConfig", {}),
+    "t5": ("T5Config", {}),
+    "llama4": ("Llama4TextConfig", {}),
+}
+
+
+def page() -> str:
+    """The whole page."""
+    from tests.helpers import tiny_models
+
+    from sapwood.backends.torch.architectures import ACTIVATIONS, ROPES
+    from sapwood.backends.torch.cpu_int8.network import LONGEST
+    from sapwood.backends.torch.llama import GATES, STATIC_ROPE
+
+    rows = [row(name) for name in sorted(tiny_models.NAMES, key=order)]
+    heads = ["architecture", *(f"{device}: {formats}" for device, formats in COLUMNS)]
+    body = [heads, ["---"] * len(heads), *rows]
+    checked = {name: refusal(*OTHERS[name]) for name in OTHERS}
+    return PREFACE.format(
+        matrix="".join(f"| {' | '.join(cells)} |\n" for cells in body),
+        longest=LONGEST,
+        activations=quoted(ACTIVATIONS),
+        gates=quoted(GATES),
+        cpu_ropes=quoted(ROPES),
+        ropes=quoted(STATIC_ROPE),
+        likely=quoted([name for name in checked if checked[name] is None and not steps(name)]),
+        plain=quoted([name for name in checked if checked[name] is None and steps(name)]),
+        refused="\n".join(f"| `{name}` | {reason} |" for name, reason in checked.items() if reason),
+    )
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Names as code, with commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def order(name: str) -> tuple[bool, bool, str]:
+    """Fast architectures first."""
+    return not is_fast(name, "cuda"), not is_fast(name, "cpu"), name
+
+
+def row(name: str) -> list[str]:
+    """Support of an architecture by each device and number format."""
+    packed = "**fast**" if is_fast(name, "cpu") else "refused"
+    half = "**fast**" if is_fast(name, "cuda") else "works"
+    return [TITLES.get(name, f"`{name}`"), packed, "works", half, "works"]
+
+
+TITLES = {
+    "qwen2-mixed": "`qwen2`, sliding and full layers",
+    "gemma2-eager": "`gemma2`",
+    "gemma3-caps": "`gemma3`, with soft caps",
+    "llama-biased": "`llama`, biases everywhere",
+    "qwen3-moe": "`qwen3_moe`",
+    "phi3-partial": "`phi3`, `longrope` on a part of a head (phi-4)",
+    "deepseek": "`deepseek_v2`",
+}
+
+
+@cache
+def is_fast(name: str, device: str) -> bool:
+    """True if a small model of the architecture has a fast path on a device."""
+    from tests.helpers import tiny_models
+
+    from sapwood.backends.torch import architectures, llama
+
+    frame = architectures.frame if device == "cpu" else llama.frame
+    return frame(tiny_models.make(name)) is not None
+
+
+def steps(name: str) -> bool:
+    """True if a model has a running state, and decodes plainly."""
+    from sapwood.backends.torch.hf.support import model_class
+
+    kind, options = OTHERS[name]
+    config = getattr(importlib.import_module("transformers"), kind)(**options)
+    return bool(model_class(config, "M")._is_stateful)
+
+
+def refusal(config: str, options: dict[str, Any]) -> str | None:
+    """Reason why a configuration is refused; None if it is not."""
+    from sapwood.backends.torch.hf.support import model_class
+
+    transformers = importlib.import_module("transformers")
+    try:
+        model_class(getattr(transformers, config)(**options), "M")
+    except SapwoodError as error:
+        sentence = str(error).partition("; ")[0]
+        return sentence.partition(") ")[2]
+    return None
