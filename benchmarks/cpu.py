@@ -1,11 +1,12 @@
-"""Decoding on a CPU, side by side with what people would use instead.
+"""Decoding on a CPU, beside other engines on the same prompts.
 
     python benchmarks/cpu.py SUITE.jsonl --prompts 12 --tokens 128 --json FILE \
         --runs sapwood:plain sapwood:auto hf llamacpp:FILE.gguf
 
-Each run is a process of its own that waits while the others work; prompts are interleaved, so that a busy
-minute hits all of them alike. Reading the prompt is not counted: the clock runs from the first new token
-to the last. Ratios are of summed seconds per token on the same prompts; greedy throughout.
+Each run is a process of its own that waits while the others work; prompts are interleaved, so that
+a busy minute hits all of them alike. Prefill is not counted: the clock runs from the first new
+token to the last. Ratios are of summed seconds per token on the same prompts; greedy
+throughout. A run is added to FILE with the commit and the command that made it.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-Decode = Callable[[list[int], int], tuple[list[int], float]]  # prompt, most tokens -> tokens, seconds after the first
+# prompt, most tokens -> tokens, seconds after the first
+Decode = Callable[[list[int], int], tuple[list[int], float]]
 
 
 # ---------------------------------------------------------------------------------------- workers
@@ -34,10 +36,13 @@ def sapwood_worker(name: str, threads: int) -> Decode:
         first, began = 0, 0.0
         for step in llm.stream(prompt, max_tokens=most):
             if not tokens:
-                first, began = len(step.tokens), time.perf_counter()
+                first = len(step.tokens)
+                began = time.perf_counter()
             tokens += step.tokens
-        # a first round of several tokens is not free: the others are counted from one token on as well
-        return tokens, (time.perf_counter() - began) * (len(tokens) - 1) / max(len(tokens) - first, 1)
+        # scaled to all tokens but the first: a first round of several tokens is not free
+        return tokens, (time.perf_counter() - began) * (len(tokens) - 1) / max(
+            len(tokens) - first, 1
+        )
 
     return decode
 
@@ -47,23 +52,28 @@ def hf_worker(_: str, threads: int) -> Decode:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from sapwood.backends.torch.find import find_folder
+    from sapwood.backends.torch.resolve_model import find_folder
 
     torch.set_num_threads(threads)
     auto: Any = AutoModelForCausalLM
     model = auto.from_pretrained(find_folder("smollm2", lambda _: None), dtype=torch.float32).eval()
 
     def run(prompt: list[int], most: int) -> tuple[list[int], float]:
-        began, ids = time.perf_counter(), torch.tensor([prompt])
+        began = time.perf_counter()
+        ids = torch.tensor([prompt])
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False, pad_token_id=2
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=most,
+            do_sample=False,
+            pad_token_id=2,
         )
         return out[0, len(prompt) :].tolist(), time.perf_counter() - began
 
     def decode(prompt: list[int], most: int) -> tuple[list[int], float]:
-        _, reading = run(prompt, 1)
+        _, prefill = run(prompt, 1)
         tokens, whole = run(prompt, most)
-        return tokens, whole - reading
+        return tokens, whole - prefill
 
     return decode
 
@@ -81,7 +91,8 @@ def llamacpp_worker(path: str, threads: int) -> Decode:
     def decode(prompt: list[int], most: int) -> tuple[list[int], float]:
         model.reset()
         model.eval(prompt)
-        tokens, began = [best(model)], time.perf_counter()
+        tokens = [best(model)]
+        began = time.perf_counter()
         while len(tokens) < most and tokens[-1] != end:
             model.eval(tokens[-1:])
             tokens.append(best(model))
@@ -116,7 +127,9 @@ class Worker:
         self.run = run
         self.seconds: list[float] = []  # of each prompt, after the first token
         self.tokens: list[int] = []
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.texts: list[list[int]] = []
         if self._read() != "ready":
             raise SystemExit(f"{run} did not start")
@@ -138,7 +151,11 @@ class Worker:
     def row(self, first: "Worker") -> dict[str, Any]:
         """Tokens per second, and the ratio to the first run."""
         rate = sum(self.tokens) / sum(self.seconds)
-        logs = [math.log(rated(first, i) / rated(self, i)) for i in range(len(self.seconds)) if self.tokens[i] > 0]
+        logs = [
+            math.log(rated(first, i) / rated(self, i))
+            for i in range(len(self.seconds))
+            if self.tokens[i] > 0
+        ]
         same = sum(a == b for a, b in zip(self.texts, first.texts, strict=True))
         return {
             "run": self.run,
@@ -157,10 +174,10 @@ def rated(worker: Worker, index: int) -> float:
 # ------------------------------------------------------------------------------------------- main
 def prompts_of(suite: Path, count: int) -> list[list[int]]:
     """First turns, spread over the file, as tokens of the built-in model."""
-    from sapwood.backends.torch.find import find_folder
-    from sapwood.text import Text
+    from sapwood.backends.torch.resolve_model import find_folder
+    from sapwood.tokenizer.tokenizer import Tokenizer
 
-    text = Text.load(find_folder("smollm2", lambda _: None))
+    text = Tokenizer.load(find_folder("smollm2", lambda _: None))
     rows = [json.loads(line) for line in suite.read_text().splitlines()]
     chosen = rows[:: max(1, len(rows) // count)][:count]
     return [text.chat([{"role": "user", "content": row["turns"][0]}]) for row in chosen]
@@ -168,7 +185,9 @@ def prompts_of(suite: Path, count: int) -> list[list[int]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("suite", nargs="?", type=Path)
     parser.add_argument("--runs", nargs="+", default=["sapwood:plain", "sapwood:auto", "hf"])
     parser.add_argument("--prompts", type=int, default=12)
@@ -191,9 +210,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))
     if options.json:
-        options.json.write_text(
-            json.dumps({"prompts": options.prompts, "tokens": options.tokens, "rows": rows}, indent=1)
-        )
+        add_run(options.json, {"prompts": options.prompts, "tokens": options.tokens, "rows": rows})
+
+
+def add_run(path: Path, run: dict[str, Any]) -> None:
+    """Add a run to a record, which is created if it does not exist."""
+    from sapwood.bench import provenance
+
+    record = (
+        json.loads(path.read_text())
+        if path.exists()
+        else {"machine": {"cpu": provenance.cpu()}, "runs": []}
+    )
+    made = {"command": provenance.command(), "commit": provenance.commit(), **run}
+    record["runs"].append(made)
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

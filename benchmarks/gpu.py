@@ -1,4 +1,4 @@
-"""How fast sapwood is on a GPU: one table, one JSON file.
+"""Speed of sapwood on a GPU: one table, one JSON file.
 
     python benchmarks/gpu.py --suite spec_bench.jsonl --json gpu.json --limit-seconds 300
 
@@ -21,24 +21,24 @@ from gpu_idle import idle_part
 from gpu_shapes import shapes_part
 from gpu_tools import Limit, Record, random_tree, seconds_of
 
-from sapwood.api import LLM
-from sapwood.bench.lineup import Lineup, assemble
-from sapwood.bench.measure import Run, decode, rotated
-from sapwood.bench.report import ALL, Row, report
+from sapwood.bench import provenance
+from sapwood.bench.measure import BenchRun, decode, rotated
+from sapwood.bench.recipe_set import RecipeSet, assemble
+from sapwood.bench.report import ALL, ReportRow, report
 from sapwood.bench.suites import gather
-from sapwood.protocols import Work
-from sapwood.sampling import Sampling
-from sapwood.tree import Tree
+from sapwood.core.protocols import TreeInput
+from sapwood.core.sampling import Sampling
+from sapwood.core.tree import Tree
+from sapwood.llm import LLM
 
-RECIPES = {"plain": True, "eagle3": False, "auto": False}  # True where it must run
+RECIPES = {"plain": True, "eagle3": False, "auto": False}  # True if it must run
 NODES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 512  # committed tokens of the passes by nodes
 IDLE = 6  # further prompts on which the host's share is measured
 HOT = 0.8  # temperature of the second run
 HOT_RECIPES = ("plain", "auto")
-WARM_UP = (
-    12  # prompts, short to long, that every recipe decodes before those that count: passes are captured on the way
-)
+# prompts, short to long, that every recipe decodes before those that count, which captures passes
+WARM_UP = 12
 GENERATE: dict[str, dict[str, Any]] = {  # Hugging Face's options
     "hf plain": {},
     "hf prompt lookup": {"prompt_lookup_num_tokens": 10},
@@ -46,7 +46,7 @@ GENERATE: dict[str, dict[str, Any]] = {  # Hugging Face's options
 }
 
 
-# --------------------------------------------------------------------------------------- (a) the device
+# ------------------------------------------------------------------------------- (a) device
 def device_part(device: torch.device, record: Record) -> float:
     """Name and copy bandwidth, bytes read and written a second."""
     cuda = device.type == "cuda"
@@ -60,11 +60,12 @@ def device_part(device: torch.device, record: Record) -> float:
     return rate
 
 
-# -------------------------------------------------------------------------------------- (b) one pass
+# ----------------------------------------------------------------------------- (b) one pass
 def pass_part(llm: LLM, record: Record, times: int) -> None:
-    """Microseconds of a pass by nodes: on the device alone, and from the host with the best tokens read."""
+    """Microseconds of a pass by nodes: on the device alone, and from the host."""
     target: Any = llm.target
-    cuda, rng = target.device.type == "cuda", np.random.default_rng(0)
+    cuda = target.device.type == "cuda"
+    rng = np.random.default_rng(0)
     room = min(CONTEXT, target.info.context - max(NODES) - 1)
     session = target.open(rng.integers(target.info.vocab, size=room).tolist())
     found = []
@@ -72,32 +73,43 @@ def pass_part(llm: LLM, record: Record, times: int) -> None:
         tree = random_tree(nodes, target.info.vocab, rng)
 
         def whole(tree: Tree = tree) -> None:
-            target.score([Work(session, tree)])[0].argmax()
+            target.score([TreeInput(session, tree)])[0].argmax()
 
         around = seconds_of(whole, times, cuda=False)
         step = getattr(getattr(target, "fused", None), "last", None)
         inside = seconds_of(step, times, cuda) if cuda and step is not None else None
-        found.append({"nodes": nodes, "replay_us": inside and inside * 1e6, "host_us": around * 1e6})
+        found.append(
+            {"nodes": nodes, "replay_us": inside and inside * 1e6, "host_us": around * 1e6}
+        )
     session.close()
     record.say(f"(b) one pass after {room} tokens, us by nodes: on the device | from the host")
-    record.say("    " + "  ".join(f"{row['nodes']}: {us(row['replay_us'])} | {us(row['host_us'])}" for row in found))
+    record.say(
+        "    "
+        + "  ".join(
+            f"{row['nodes']}: {us(row['replay_us'])} | {us(row['host_us'])}" for row in found
+        )
+    )
     record.keep("pass", {"context": room, "rows": found})
 
 
 def us(number: float | None) -> str:
-    """Microseconds for reading."""
+    """Microseconds as text."""
     return "-" if number is None else f"{number:.0f}"
 
 
-# ------------------------------------------------------------------------------------- (c) decoding
+# ----------------------------------------------------------------------------- (c) decoding
 def interleaved(
-    lineup: Lineup, warm: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], sampling: Sampling, limit: Limit
-) -> tuple[dict[str, list[Run]], int]:
-    """Every recipe on every prompt, in turn, until the time is up; and on how many prompts all of them ran."""
+    lineup: RecipeSet,
+    warm: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    limit: Limit,
+) -> tuple[dict[str, list[BenchRun]], int]:
+    """Runs of every recipe on every prompt, in turn; and the number of prompts within the time."""
     for name, text in [(name, text) for text in warm for name in lineup.engines]:
         if limit.left > 0:
             decode(lineup.engines[name], text, sampling)
-    runs: dict[str, list[Run]] = {name: [] for name in lineup.engines}
+    runs: dict[str, list[BenchRun]] = {name: [] for name in lineup.engines}
     for place, text in enumerate(texts):
         if limit.left <= 0 and place:
             return runs, place
@@ -111,17 +123,30 @@ def decoding_part(llm: LLM, ask: argparse.Namespace, limit: Limit, record: Recor
     assert llm.text is not None, "decoding needs a tokenizer"
     every = gather(ask.suite, (), ask.prompts + WARM_UP + IDLE)
     whole = [prompt.tokens(llm.target.info, llm.text) for prompt in every]
-    prompts, texts, others = every[: ask.prompts], whole[: ask.prompts], whole[ask.prompts : ask.prompts + WARM_UP]
-    warm = sorted([*others, max(texts, key=len)[::-1]], key=len)  # no text twice: it would be known by heart
+    prompts = every[: ask.prompts]
+    texts = whole[: ask.prompts]
+    others = whole[ask.prompts : ask.prompts + WARM_UP]
+    # no text twice: lookup drafters would know it
+    warm = sorted([*others, max(texts, key=len)[::-1]], key=len)
     cold = Sampling(max_tokens=ask.tokens, stop_ids=llm.text.eos)
-    lineup, per_pass, kept = assemble(llm, RECIPES), {}, {}
-    for name, sampling, part in (("greedy", cold, 0.5), ("hot", replace(cold, temperature=HOT), 0.5)):
-        wanted = lineup if name == "greedy" else Lineup({k: v for k, v in lineup.engines.items() if k in HOT_RECIPES})
+    lineup = assemble(llm, RECIPES)
+    per_pass = {}
+    kept = {}
+    for name, sampling, part in (
+        ("greedy", cold, 0.5),
+        ("hot", replace(cold, temperature=HOT), 0.5),
+    ):
+        wanted = (
+            lineup
+            if name == "greedy"
+            else RecipeSet({k: v for k, v in lineup.engines.items() if k in HOT_RECIPES})
+        )
         runs, done = interleaved(wanted, warm, texts, sampling, limit.share(part))
         rows = report(llm.target, wanted, prompts[:done], texts[:done], runs, sampling)
         kept[name] = [asdict(row) for row in rows]
         record.say(
-            f"(c) decoding, {done} of {len(texts)} prompts, {ask.tokens} tokens, temperature {sampling.temperature}"
+            f"(c) decoding, {done} of {len(texts)} prompts, {ask.tokens} tokens, "
+            f"temperature {sampling.temperature}"
         )
         for row in rows:
             show(row, record)
@@ -143,23 +168,29 @@ def decoding_part(llm: LLM, ask: argparse.Namespace, limit: Limit, record: Recor
         generate_part(llm, texts[:count], plain[:count], ask, limit, record)
 
 
-def show(row: Row, record: Record) -> None:
-    """One line of a table of recipes; and the gaps where an output is not plain decoding's."""
+def show(row: ReportRow, record: Record) -> None:
+    """Print one row of a table of recipes, and the gaps of outputs that differ from plain's."""
     label = f"    {row.recipe:8s} {row.category:16s}"
     if row.skipped is not None:
         record.say(f"{label} could not run: {row.skipped}")
         return
-    shares = "/".join(f"{100 * (share or 0):.0f}" for share in (row.draft_share, row.verify_share, row.other_share))
+    shares = "/".join(
+        f"{100 * (share or 0):.0f}"
+        for share in (row.draft_share, row.verify_share, row.other_share)
+    )
     same = "" if row.identical is None else f" same text {row.identical}/{row.prompts}"
     record.say(
         f"{label} {row.tokens_per_second:7.1f} tokens/s  {row.speedup:.2f}x ({row.speedup_low:.2f}-"
-        f"{row.speedup_high:.2f})  {row.tokens_per_pass:.2f} tokens/pass  {row.nodes_per_pass:.1f} nodes  "
-        f"draft/verify/host {shares} %{same}"
+        f"{row.speedup_high:.2f})  {row.tokens_per_pass:.2f} tokens/pass  "
+        f"{row.nodes_per_pass:.1f} nodes  draft/verify/host {shares} %{same}"
     )
     if row.category == ALL:
         for item in row.divergences:
             gap = "-" if item.gap is None else f"{item.gap:.4f}"
-            record.say(f"      {item.prompt} parts at {item.position}, gap {gap}, {'tie' if item.tie else 'NO TIE'}")
+            record.say(
+                f"      {item.prompt} parts at {item.position}, gap {gap}, "
+                f"{'tie' if item.tie else 'NO TIE'}"
+            )
 
 
 def generate_part(
@@ -170,7 +201,7 @@ def generate_part(
     limit: Limit,
     record: Record,
 ) -> None:
-    """Hugging Face's generate on the first prompts: seconds of all tokens but the first, which reads the prompt."""
+    """Hugging Face's generate on the first prompts: seconds of all tokens but the first."""
     import transformers
 
     assert llm.text is not None
@@ -178,7 +209,8 @@ def generate_part(
     model = transformers.AutoModelForCausalLM.from_pretrained(
         target.model.config._name_or_path, dtype=target.dtype, attn_implementation="sdpa"
     ).to(target.device)
-    kept, ends = {}, sorted(llm.text.eos)
+    kept = {}
+    ends = sorted(llm.text.eos)
     for name, options in GENERATE.items():
         if limit.left <= 0 or (ask.no_compile and "compiled" in name):
             record.say(f"    {name}: left out")
@@ -188,42 +220,64 @@ def generate_part(
             if done and limit.left <= 0:
                 break
             first, _ = generate(model, text, 1, ends, options)
-            rest, said = generate(model, text, ask.tokens, ends, options)
+            rest, output = generate(model, text, ask.tokens, ends, options)
             if place:
-                spent, tokens, done = spent + rest - first, tokens + len(said) - 1, done + 1
-                same += said == plain[place - 1]
+                spent = spent + rest - first
+                tokens = tokens + len(output) - 1
+                done = done + 1
+                same += output == plain[place - 1]
         rate = tokens / spent if spent > 0 else float("nan")
-        record.say(f"    {name:20s} {rate:7.1f} tokens/s on {done} of the prompts, same text as plain {same}/{done}")
-        kept[name] = {"tokens_per_second": rate, "prompts": done, "identical": same, "tokens": tokens, "seconds": spent}
+        record.say(
+            f"    {name:20s} {rate:7.1f} tokens/s on {done} of the prompts, "
+            f"same text as plain {same}/{done}"
+        )
+        kept[name] = {
+            "tokens_per_second": rate,
+            "prompts": done,
+            "identical": same,
+            "tokens": tokens,
+            "seconds": spent,
+        }
         record.keep("generate", kept)
 
 
 def generate(
     model: Any, text: list[int], tokens: int, ends: list[int], options: dict[str, Any]
 ) -> tuple[float, list[int]]:
-    """Seconds of one call, and what it said."""
+    """Seconds of one call, and its output."""
     ids = torch.tensor([text], device=model.device)
     start = time.perf_counter()
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, eos_token_id=ends or None,
-        pad_token_id=ends[0] if ends else 0, **options,
-    )  # fmt: skip
-    said = made[0, len(text) :].tolist()  # waits for the device
-    return time.perf_counter() - start, said
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        do_sample=False,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+        **options,
+    )
+    output = made[0, len(text) :].tolist()  # waits for the device
+    return time.perf_counter() - start, output
 
 
-# ----------------------------------------------------------------------------------------------- all
+# ------------------------------------------------------------------------------------- main
 def options() -> argparse.Namespace:
-    """What was asked for."""
+    """The command line's options."""
     asked = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     asked.add_argument("--model", default="smollm2")
     asked.add_argument("--device", default=None, help="cuda where there is one, else cpu")
     asked.add_argument("--dtype", default=None)
-    asked.add_argument("--suite", default="chat,copy", help="JSONL file of prompts, or built-in suites")
+    asked.add_argument(
+        "--suite", default="chat,copy", help="JSONL file of prompts, or built-in suites"
+    )
     asked.add_argument("--prompts", type=int, default=48)
     asked.add_argument("--tokens", type=int, default=128)
-    asked.add_argument("--hf-prompts", type=int, default=6, help="of these, for Hugging Face; 0 for none")
-    asked.add_argument("--no-compile", action="store_true", help="leave Hugging Face's compiled run out")
+    asked.add_argument(
+        "--hf-prompts", type=int, default=6, help="of these, for Hugging Face; 0 for none"
+    )
+    asked.add_argument(
+        "--no-compile", action="store_true", help="leave Hugging Face's compiled run out"
+    )
     asked.add_argument("--parts", default="a,b,c,d")
     asked.add_argument("--shapes", default="1B,8B,32B", help="of part d")
     asked.add_argument("--times", type=int, default=30, help="runs of which a time is the median")
@@ -235,7 +289,11 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the parts in order, as far as the time goes."""
     ask = options()
-    limit, record, parts = Limit(ask.limit_seconds), Record(ask.json), ask.parts.split(",")
+    limit = Limit(ask.limit_seconds)
+    record = Record(ask.json)
+    record.keep("command", provenance.command())
+    record.keep("commit", provenance.commit())
+    parts = ask.parts.split(",")
     device = torch.device(ask.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     rate = device_part(device, record)
     if {"b", "c"} & {*parts}:

@@ -1,4 +1,4 @@
-"""What the parts of gpu.py share: the time left, the record, clocks and trees."""
+"""Shared tools of the parts of gpu.py: time limit, record, timers, trees."""
 
 import json
 import sys
@@ -12,11 +12,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from sapwood.tree import Tree
+from sapwood.core.tree import Tree
 
 
 class Limit:
-    """The seconds that are left."""
+    """A time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
@@ -32,7 +32,7 @@ class Limit:
 
 
 class Record:
-    """What is printed and written: lines for people, numbers for programs; both are kept up to date."""
+    """The output: printed lines, and numbers in a JSON file that is kept up to date."""
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
@@ -40,7 +40,7 @@ class Record:
         self.parts: dict[str, Any] = {}
 
     def say(self, line: str) -> None:
-        """Add a line."""
+        """Print a line."""
         self.lines.append(line)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -53,7 +53,7 @@ class Record:
 
 
 def seconds_of(call: Callable[[], object], times: int, cuda: bool) -> float:
-    """Median seconds of a call: on the device where there is one, else as the host sees it."""
+    """Median seconds of a call: on the device if there is one, else on the host."""
     for _ in range(3):
         call()
     spent = []
@@ -76,5 +76,10 @@ def random_tree(nodes: int, vocab: int, rng: np.random.Generator) -> Tree:
     """A tree of this size, each node below one of the last ten."""
     tree = Tree(int(rng.integers(vocab)))
     while len(tree) < nodes:
-        tree.add(int(rng.integers(max(0, len(tree) - 10), len(tree))), int(rng.integers(vocab)), 0.5, sampled=True)
+        tree.add(
+            int(rng.integers(max(0, len(tree) - 10), len(tree))),
+            int(rng.integers(vocab)),
+            0.5,
+            sampled=True,
+        )
     return tree

@@ -1,11 +1,11 @@
-"""A server under load: many clients at once, some of which leave or talk nonsense, then signals in the middle.
+"""A server under load: many clients, some of which leave or send invalid requests, and signals.
 
-    python benchmarks/load.py [--requests 2000] [--clients 64] [--model tiny] [--recipe auto] [--json FILE]
+    python benchmarks/load.py [--requests 2000] [--clients 64] [--recipe auto] [--json FILE]
 
-The model is a tiny one with random weights, in packed form, made on the spot: its answers are nonsense, but each
-is known from asking alone before, and must be the same under load. What must hold is checked at the end: no 5xx,
-nobody stuck, every answer right, no block of memory held, memory flat over the second half; SIGTERM lets those
-under way finish; after SIGKILL a new server answers within seconds.
+The model is a tiny one with random weights, made on the spot: its answers are nonsense, but each is
+known from asking alone before, and must be the same under load. Checked at the end: no 5xx, no
+stuck request, every answer right, no KV block held, memory flat over the second half; after SIGTERM
+running requests finish; after SIGKILL a new server answers within seconds.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from benchmarks.load_clients import Seen, Wish, crowd, get, questions, send, wis
 from benchmarks.load_server import Served, make_tiny
 
 KNOWN = 48  # different questions
-FLAT = 0.02  # share that memory may grow by over the second half
-LOOK = 0.25  # seconds between two looks at the server's memory
+FLAT = 0.02  # share by which memory may grow over the second half
+LOOK = 0.25  # seconds between two samples of the server's memory
 
 
 @dataclass
 class Report:
-    """What was seen."""
+    """Results of the load test."""
 
     requests: int
     clients: int
@@ -43,20 +43,24 @@ class Report:
     left: int = 0  # clients that left
     nonsense: int = 0
     tokens_per_second: float = 0.0  # of answers read to their end
-    first_ms: dict[str, float] = field(default_factory=dict)  # to the first text, by share of requests
+    # to the first text, by share of requests
+    first_ms: dict[str, float] = field(default_factory=dict)
     request_ms: dict[str, float] = field(default_factory=dict)
     passes: float = 0.0
     tokens_per_pass: float = 0.0  # of all requests together
-    memory_mb: dict[str, float] = field(default_factory=dict)  # at the start, in the middle, at the end
-    blocks_in_use: float = -1.0  # after everybody has gone
+    # at the start, in the middle, at the end
+    memory_mb: dict[str, float] = field(default_factory=dict)
+    blocks_in_use: float = -1.0  # after all clients have left
     drain_s: float = 0.0  # from SIGTERM to the end of the process
-    drained: int = 0  # answers under way at SIGTERM that came to their end
+    drained: int = 0  # answers running at SIGTERM that were completed
     restart_s: float = 0.0  # from SIGKILL to the first answer of a new server
-    faults: list[str] = field(default_factory=list)  # what should not have been
+    faults: list[str] = field(default_factory=list)  # violations
 
 
-async def watched(server: Served, wanted: list[Wish], clients: int) -> tuple[list[Seen], list[float]]:
-    """Let the crowd in and look at the server's memory meanwhile."""
+async def watched(
+    server: Served, wanted: list[Wish], clients: int
+) -> tuple[list[Seen], list[float]]:
+    """Run the clients, and sample the server's memory meanwhile."""
     seen: list[float] = []
 
     async def look() -> None:
@@ -77,7 +81,8 @@ def judge(done: list[Seen], right: dict[str, str], report: Report) -> None:
     report.statuses = dict(sorted(statuses.items()))
     faults = report.faults
     for seen in done:
-        wish, expected = seen.wish, right.get(seen.wish.key, "")
+        wish = seen.wish
+        expected = right.get(seen.wish.key, "")
         if seen.trouble:
             faults.append(f"{wish.kind}: {seen.trouble}")
         elif wish.kind == "nonsense" and not 400 <= seen.status < 500:
@@ -89,36 +94,48 @@ def judge(done: list[Seen], right: dict[str, str], report: Report) -> None:
         elif wish.kind == "leaving" and not expected.startswith(seen.text):
             faults.append(f"before leaving {seen.text!r}, alone {expected!r}")
     whole = [seen for seen in done if seen.wish.kind == "whole"]
-    report.whole, report.left = len(whole), sum(seen.wish.kind == "leaving" for seen in done)
+    report.whole = len(whole)
+    report.left = sum(seen.wish.kind == "leaving" for seen in done)
     report.nonsense = len(done) - report.whole - report.left
     report.first_ms = shares([1000 * seen.first for seen in whole if seen.first])
     report.request_ms = shares([1000 * seen.seconds for seen in whole])
 
 
 def shares(values: list[float]) -> dict[str, float]:
-    """Median and high quantiles; nothing of nothing."""
+    """Median and high quantiles; empty without values."""
     if not values:
         return {}
     cuts = statistics.quantiles(values, n=100) if len(values) > 1 else values * 99
-    return {name: round(cuts[place], 1) for name, place in (("50 %", 49), ("90 %", 89), ("99 %", 98))}
+    return {
+        name: round(cuts[place], 1) for name, place in (("50 %", 49), ("90 %", 89), ("99 %", 98))
+    }
 
 
 def under_load(server: Served, report: Report, seed: int) -> dict[str, str]:
-    """The main part: everybody at once; returns the right answers."""
+    """The main part: all clients at once; returns the right answers."""
     asked = questions(KNOWN, seed)
-    alone = asyncio.run(crowd(server.port, [Wish("whole", question) for question in asked], clients=1))
+    alone = asyncio.run(
+        crowd(server.port, [Wish("whole", question) for question in asked], clients=1)
+    )
     right = {seen.wish.key: seen.text for seen in alone}
-    report.faults += [f"alone: {seen.trouble or seen.status}" for seen in alone if seen.trouble or not seen.complete]
+    report.faults += [
+        f"alone: {seen.trouble or seen.status}"
+        for seen in alone
+        if seen.trouble or not seen.complete
+    ]
     before = [server.number(name) for name in ("sapwood_tokens_total", "sapwood_passes_total")]
     began = time.monotonic()
-    done, memory = asyncio.run(watched(server, wishes(asked, report.requests, seed + 1), report.clients))
+    done, memory = asyncio.run(
+        watched(server, wishes(asked, report.requests, seed + 1), report.clients)
+    )
     report.seconds = round(time.monotonic() - began, 2)
     judge(done, right, report)
     tokens, passes = (
         server.number(name) - old
         for name, old in zip(("sapwood_tokens_total", "sapwood_passes_total"), before, strict=True)
     )
-    report.passes, report.tokens_per_pass = passes, round(tokens / max(passes, 1), 2)
+    report.passes = passes
+    report.tokens_per_pass = round(tokens / max(passes, 1), 2)
     report.tokens_per_second = round(tokens / report.seconds, 1)
     flat(memory, report)
     freed(server, report)
@@ -126,17 +143,22 @@ def under_load(server: Served, report: Report, seed: int) -> dict[str, str]:
 
 
 def flat(memory: list[float], report: Report) -> None:
-    """Memory over the second half: the typical value of its first and of its last third."""
+    """Memory over the second half: medians of its first and of its last third."""
     half = memory[len(memory) // 2 :]
     third = max(len(half) // 3, 1)
-    middle, last = statistics.median(half[:third]), statistics.median(half[-third:])
-    report.memory_mb = {"start": round(memory[0], 1), "middle": round(middle, 1), "end": round(last, 1)}
+    middle = statistics.median(half[:third])
+    last = statistics.median(half[-third:])
+    report.memory_mb = {
+        "start": round(memory[0], 1),
+        "middle": round(middle, 1),
+        "end": round(last, 1),
+    }
     if last > (1 + FLAT) * middle:
         report.faults.append(f"memory grew from {middle:.1f} to {last:.1f} MB over the second half")
 
 
 def freed(server: Served, report: Report) -> None:
-    """Nobody is left, and nothing is held."""
+    """Check that no request and no KV block is left."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         report.blocks_in_use = server.number('sapwood_kv_blocks{kind="used"}')
@@ -148,7 +170,7 @@ def freed(server: Served, report: Report) -> None:
 
 
 def drained(server: Served, right: dict[str, str], report: Report) -> None:
-    """SIGTERM with everybody in the middle of an answer: all of them come to their end, then the process does."""
+    """SIGTERM during answers: all of them are completed, then the process ends."""
     asked = [json.loads(key) for key in right]
 
     async def play() -> tuple[list[Seen], float]:
@@ -177,21 +199,29 @@ def drained(server: Served, right: dict[str, str], report: Report) -> None:
     if code != 0:
         report.faults.append(f"the server ended with {code} after SIGTERM")
     if not report.drained:
-        report.faults.append("nobody was under way at SIGTERM")
+        report.faults.append("no request was running at SIGTERM")
 
 
 def server_requests(answer: tuple[int, str]) -> float:
-    """Requests that a server's metrics speak of."""
-    return sum(float(value) for value in re.findall(r"^sapwood_requests_now\{[^}]*\} (\S+)$", answer[1], re.MULTILINE))
+    """Number of requests in a server's metrics."""
+    return sum(
+        float(value)
+        for value in re.findall(r"^sapwood_requests_now\{[^}]*\} (\S+)$", answer[1], re.MULTILINE)
+    )
 
 
-def killed(model: str, folder: Path, options: list[str], right: dict[str, str], report: Report) -> None:
+def killed(
+    model: str, folder: Path, options: list[str], right: dict[str, str], report: Report
+) -> None:
     """SIGKILL in the middle of answers; a new server on the same files answers as before."""
     asked = [json.loads(key) for key in right]
     server = Served(model, folder, options)
 
     async def play() -> None:
-        talks = [asyncio.ensure_future(send(server.port, Wish("whole", asked[place]))) for place in range(8)]
+        talks = [
+            asyncio.ensure_future(send(server.port, Wish("whole", asked[place])))
+            for place in range(8)
+        ]
         await asyncio.sleep(0.3)
         server.process.send_signal(signal.SIGKILL)
         await asyncio.gather(*talks)
@@ -203,17 +233,21 @@ def killed(model: str, folder: Path, options: list[str], right: dict[str, str], 
     [seen] = asyncio.run(crowd(server.port, [Wish("whole", asked[0])], clients=1))
     report.restart_s = round(time.monotonic() - began, 2)
     if seen.text != right[seen.wish.key] or not seen.complete:
-        report.faults.append(f"after the restart {seen.text!r} {seen.trouble}, before {right[seen.wish.key]!r}")
+        report.faults.append(
+            f"after the restart {seen.text!r} {seen.trouble}, before {right[seen.wish.key]!r}"
+        )
     server.end()
 
 
 def main(arguments: list[str] | None = None) -> Report:
-    """Run all of it and print what was seen."""
+    """Run everything and print the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--recipe", default="auto")
-    parser.add_argument("--memory", type=int, default=0, help="tokens of all texts together; few make requests wait")
+    parser.add_argument(
+        "--memory", type=int, default=0, help="tokens of all texts together; few make requests wait"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
@@ -232,7 +266,7 @@ def main(arguments: list[str] | None = None) -> Report:
 
 
 def show(report: Report, path: Path | None) -> None:
-    """As text, and as a file where one is named."""
+    """Print the report, and write it to a file if one is named."""
     record: dict[str, Any] = asdict(report)
     for name, value in record.items():
         if name != "faults":

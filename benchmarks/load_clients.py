@@ -1,4 +1,4 @@
-"""Clients of a load test: they stream, leave in the middle, or send nonsense; plain sockets, so that they can."""
+"""Clients of a load test: they stream, leave midway, or send invalid requests; plain sockets."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from typing import Any
 
 PATIENCE = 120.0  # seconds after which a request counts as stuck
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-NONSENSE: tuple[tuple[bytes, str], ...] = (  # bodies with their content types; each deserves a 4xx
+NONSENSE: tuple[tuple[bytes, str], ...] = (  # bodies with content types; each must get a 4xx
     (b"", "application/json"),
     (b"{", "application/json"),
     (b"[]", "application/json"),
@@ -19,12 +19,25 @@ NONSENSE: tuple[tuple[bytes, str], ...] = (  # bodies with their content types; 
     (b'{"messages": []}', "application/json"),
     (b'{"model": "tiny", "messages": []}', "application/json"),
     (b'{"model": "else", "messages": [{"role": "user", "content": "Hi"}]}', "application/json"),
-    (b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 9}', "application/json"),
-    (b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": -1}', "application/json"),
-    (b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "n": 1e9}', "application/json"),
-    (b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "wish": true}', "application/json"),
     (
-        b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "logit_bias": {"9999": 1}}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 9}',
+        "application/json",
+    ),
+    (
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": -1}',
+        "application/json",
+    ),
+    (
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "n": 1e9}',
+        "application/json",
+    ),
+    (
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "wish": true}',
+        "application/json",
+    ),
+    (
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], '
+        b'"logit_bias": {"9999": 1}}',
         "application/json",
     ),
     (b"model=tiny", "application/x-www-form-urlencoded"),
@@ -33,35 +46,36 @@ NONSENSE: tuple[tuple[bytes, str], ...] = (  # bodies with their content types; 
 
 @dataclass(frozen=True)
 class Wish:
-    """One request: what to ask, and how to behave."""
+    """One request of a client, and its behaviour."""
 
     kind: str  # whole, leaving, nonsense
     question: dict[str, Any] = field(default_factory=dict)
-    stay: int = 0  # events after which a leaving client is gone; 0 leaves before the first
+    stay: int = 0  # events after which a leaving client disconnects; 0: before the first
     body: bytes = b""
     content_type: str = "application/json"
 
     @property
     def key(self) -> str:
-        """What the answer depends on."""
+        """Everything that the answer depends on."""
         return json.dumps(self.question, sort_keys=True)
 
 
 @dataclass
 class Seen:
-    """What came of a request."""
+    """Result of a request."""
 
     wish: Wish
     status: int = 0
     text: str = ""
-    complete: bool = False  # the stream said that it was over
+    complete: bool = False  # the stream ended with [DONE]
+    heads: set[tuple[str, int]] = field(default_factory=set)  # ids and times of its events
     first: float = 0.0  # seconds to the first text
     seconds: float = 0.0
     trouble: str = ""
 
 
 def questions(count: int, seed: int) -> list[dict[str, Any]]:
-    """Different requests, most of them greedy; their prompts share beginnings, as conversations do."""
+    """Different requests, most of them greedy; their prompts share beginnings."""
     noise = random.Random(seed)
     stems = ["".join(noise.choices(LETTERS, k=40)) for _ in range(4)]
     made = []
@@ -81,7 +95,7 @@ def questions(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def wishes(asked: list[dict[str, Any]], count: int, seed: int) -> list[Wish]:
-    """So many requests: a tenth nonsense, a fifth left in the middle, the others read to their end."""
+    """`count` requests: a tenth invalid, a fifth left midway, the others read to their end."""
     noise = random.Random(seed)
     kinds = ["nonsense"] * (count // 10) + ["leaving"] * (count // 5)
     kinds += ["whole"] * (count - len(kinds))
@@ -97,13 +111,13 @@ def wishes(asked: list[dict[str, Any]], count: int, seed: int) -> list[Wish]:
     return made
 
 
-async def send(port: int, wish: Wish) -> Seen:
-    """Do what the wish says; never raises."""
+async def send(port: int, wish: Wish, patience: float = PATIENCE) -> Seen:
+    """Send a request and follow its behaviour; never raises."""
     seen = Seen(wish)
     clock = asyncio.get_running_loop().time
     began = clock()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             await talk(port, wish, seen, began)
     except TimeoutError:
         seen.trouble = "stuck"
@@ -119,7 +133,8 @@ async def talk(port: int, wish: Wish, seen: Seen, began: float) -> None:
     try:
         body = wish.body if wish.kind == "nonsense" else json.dumps(wish.question).encode()
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {wish.content_type}\r\n"
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+            f"Content-Type: {wish.content_type}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         writer.write(head.encode() + body)
@@ -134,13 +149,13 @@ async def talk(port: int, wish: Wish, seen: Seen, began: float) -> None:
             pass
         await listen(reader, wish, seen, began)
     finally:
-        writer.transport.abort()  # leaving means leaving: no goodbye
+        writer.transport.abort()  # disconnect without a shutdown
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
 
 async def listen(reader: asyncio.StreamReader, wish: Wish, seen: Seen, began: float) -> None:
-    """Read events as long as the wish wants them."""
+    """Read events until the end, or until the client leaves."""
     if seen.status != 200:
         await reader.read()
         return
@@ -152,6 +167,7 @@ async def listen(reader: asyncio.StreamReader, wish: Wish, seen: Seen, began: fl
         if "error" in record:
             seen.trouble = record["error"]["message"]
             continue
+        seen.heads.add((record.get("id", ""), record.get("created", 0)))
         for choice in record["choices"]:
             text = choice["delta"].get("content") or ""
             if text and not seen.text:
@@ -174,12 +190,14 @@ async def events(reader: asyncio.StreamReader) -> Any:
                 yield None if block == b"data: [DONE]" else json.loads(block[6:])
 
 
-async def crowd(port: int, wanted: list[Wish], clients: int) -> list[Seen]:
-    """All wishes, so many at a time."""
+async def crowd(
+    port: int, wanted: list[Wish], clients: int, patience: float = PATIENCE
+) -> list[Seen]:
+    """Send all requests, `clients` at a time."""
     waiting = iter(wanted)
 
     async def client() -> list[Seen]:
-        return [await send(port, wish) for wish in waiting]
+        return [await send(port, wish, patience) for wish in waiting]
 
     done = await asyncio.gather(*(client() for _ in range(clients)))
     return [seen for one in done for seen in one]
@@ -189,7 +207,9 @@ async def get(port: int, path: str) -> tuple[int, str]:
     """Status and body of a GET."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode()
+        )
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         return int(head.split()[1]), body.decode()
     finally:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from benchmarks.load_clients import get
 
-READY_S, END_S = 180.0, 60.0  # longest start and end of a server
+READY_S = 180.0  # longest start of a server
+END_S = 60.0  # longest shutdown
 
 
 class Served:
@@ -39,7 +40,9 @@ class Served:
     def _wait(self) -> int:
         end = time.monotonic() + READY_S
         while time.monotonic() < end and self.process.poll() is None:
-            found = re.search(r'"event":"listening".*?"port":(\d+)', Path(self.log.name).read_text())
+            found = re.search(
+                r'"event":"listening".*?"port":(\d+)', Path(self.log.name).read_text()
+            )
             if found:
                 return int(found.group(1))
             time.sleep(0.02)
@@ -47,8 +50,17 @@ class Served:
 
     def memory(self) -> float:
         """Resident megabytes."""
-        [line] = [line for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines() if "VmRSS" in line]
+        [line] = [
+            line
+            for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+            if "VmRSS" in line
+        ]
         return int(line.split()[1]) / 1024
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the process, without that of its children."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def number(self, name: str) -> float:
         """Sum of a metric's samples; the name may carry labels."""
@@ -70,10 +82,13 @@ class Served:
 
 def make_tiny(folder: Path) -> str:
     """A model folder with random weights and a tokenizer of bytes."""
-    from tests import tiny, words
+    from tests.helpers import byte_tokenizer, tiny_models
 
-    tiny.make("llama", vocab_size=words.SIZE, max_position_embeddings=512, eos_token_id=words.EOS).save_pretrained(
-        folder
-    )
-    words.save(folder)
+    tiny_models.make(
+        "llama",
+        vocab_size=byte_tokenizer.SIZE,
+        max_position_embeddings=512,
+        eos_token_id=byte_tokenizer.EOS,
+    ).save_pretrained(folder)
+    byte_tokenizer.save(folder)
     return str(folder)

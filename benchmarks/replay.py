@@ -1,13 +1,14 @@
-"""How near a replay comes: recipes replayed on a recorded trace, beside real runs of them on the same prompts.
+"""Accuracy of replay: recipes replayed on a recorded trace, beside real runs on the same prompts.
 
     python benchmarks/replay.py SUITE [--limit 8] [--max-tokens 64] [--json FILE]
 
-Everything runs on one thread and is timed in processor seconds, so that a shared machine does not matter.
+Everything runs on one thread and is timed in processor seconds, so that a shared machine does not
+matter.
 """
 
 import time
 
-time.perf_counter = time.process_time  # before anything else reads the clock
+time.perf_counter = time.process_time  # before any other import uses the clock
 
 import argparse  # noqa: E402
 import json  # noqa: E402
@@ -16,15 +17,15 @@ from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
-from sapwood.api import LLM  # noqa: E402
 from sapwood.bench.measure import decode  # noqa: E402
 from sapwood.bench.suites import gather  # noqa: E402
-from sapwood.completion import collect  # noqa: E402
-from sapwood.profile import Profile  # noqa: E402
-from sapwood.sampling import Sampling  # noqa: E402
+from sapwood.core.sampling import Sampling  # noqa: E402
+from sapwood.engine.cost_profiler import CostProfile  # noqa: E402
+from sapwood.engine.outputs import collect  # noqa: E402
+from sapwood.llm import LLM  # noqa: E402
 from sapwood.trace.read import read  # noqa: E402
 from sapwood.trace.record import opened, traced  # noqa: E402
-from sapwood.trace.replay import Player, differences  # noqa: E402
+from sapwood.trace.replay import TracePlayer, differences  # noqa: E402
 
 RECIPES = (
     "plain",
@@ -38,9 +39,9 @@ Sums = dict[str, list[float]]  # recipe -> tokens, passes, seconds
 
 
 def measured(model: str, folder: Path) -> LLM:
-    """The model on one thread, with a cost curve of its own in processor seconds."""
+    """The model on one thread, with a cost model of its own in processor seconds."""
     llm = LLM(model, "plain", threads=1)
-    llm.profile = Profile(folder / "profile.json")
+    llm.profile = CostProfile(folder / "profile.json")
     llm.profile.measure(llm.target, lambda _: None, quick=False)
     return llm
 
@@ -51,9 +52,9 @@ def real_runs(llm: LLM, prompts: Sequence[Sequence[int]], length: int, path: Pat
     engines = {name: llm.with_recipe(name).engine for name in RECIPES}
     sums: Sums = {name: [0.0, 0.0, 0.0] for name in RECIPES}
     auto = llm.with_recipe("auto")
-    with opened(path, auto, "auto", llm.target.info.model, {"max_tokens": length}) as book:
+    with opened(path, auto, "auto", llm.target.info.model, {"max_tokens": length}) as writer:
         for place, prompt in enumerate(prompts):
-            collect(traced(auto, list(prompt), book, f"prompt {place + 1}", max_tokens=length))
+            collect(traced(auto, list(prompt), writer, f"prompt {place + 1}", max_tokens=length))
             for name, engine in engines.items():
                 run = decode(engine, prompt, Sampling(max_tokens=length, stop_ids=llm.text.eos))
                 for at, value in enumerate((len(run.tokens), run.passes, run.seconds)):
@@ -64,10 +65,11 @@ def real_runs(llm: LLM, prompts: Sequence[Sequence[int]], length: int, path: Pat
 def compare(llm: LLM, path: Path, sums: Sums) -> dict[str, Any]:
     """Replay every recipe on the trace."""
     trace = read(path)
-    player = Player(trace, llm)
-    exact = not differences(trace, player.again())
-    player.settle()
-    plain, rows = player.play("plain"), []
+    player = TracePlayer(trace, llm)
+    exact = not differences(trace, player.replay_recorded())
+    player.calibrate()
+    plain = player.play("plain")
+    rows = []
     pace = sums["plain"][2] / sums["plain"][0]
     for name, (tokens, passes, seconds) in sums.items():
         row = player.play(name).row(plain)
@@ -94,11 +96,15 @@ def main() -> None:
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         llm = measured(given.model, Path(folder))
-        prompts = [prompt.tokens(llm.target.info, llm.text) for prompt in gather(given.suite, (), given.limit)]
+        prompts = [
+            prompt.tokens(llm.target.info, llm.text)
+            for prompt in gather(given.suite, (), given.limit)
+        ]
         path = Path(folder) / "trace.jsonl"
         found = compare(llm, path, real_runs(llm, prompts, given.max_tokens, path))
     print(f"the recorded recipe replays exactly: {found['exact']}")
-    print("| recipe | tokens per pass, replayed | real | speedup, replayed | real |\n|---|---|---|---|---|")
+    heads = ["recipe", "tokens per pass, replayed", "real", "speedup, replayed", "real"]
+    print(f"| {' | '.join(heads)} |\n|---|---|---|---|---|")
     for row in found["rows"]:
         numbers = [f"{row[name]:.3f}" for name in row if name != "recipe"]
         print(f"| {row['recipe']} | {' | '.join(numbers)} |")

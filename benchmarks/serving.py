@@ -1,31 +1,35 @@
-"""Many requests on one model: tokens per second of recipes at several loads, side by side.
+"""Many requests on one model: tokens per second of recipes at several loads.
 
-    python benchmarks/serving.py [--suite chat,copy] [--levels 1,4,16] [--tokens 64] [--repeats 3] [--json FILE]
+    python benchmarks/serving.py [--suite chat,copy] [--levels 1,4,16] [--tokens 64] [--repeats 3] \
+        [--json FILE]
 
-One process, one set of weights. In every repeat each recipe answers the same prompts, so many at a time, in
-turns whose order changes, so that a busy minute hits all of them alike; no prompt is used twice at a level.
-Seconds are those from the first submission to the last token, reading included. At one request at a time
-`stream` is what `sapwood run` does, without a scheduler. Greedy throughout, and every text is compared with plain's.
+One process, one set of weights. In every repeat each recipe answers the same prompts, `level` at a
+time, in turns whose order changes, so that a busy minute hits all of them alike; no prompt is used
+twice at a level. Seconds are those from the first submission to the last token, prefill included.
+At one request at a time `stream` is what `sapwood run` does, without a scheduler. Greedy
+throughout, and every text is compared with plain's.
 """
 
 import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sapwood.api import LLM
+from sapwood.bench import provenance
 from sapwood.bench.suites import gather
-from sapwood.completion import Step
+from sapwood.engine.engine_cache import EngineCache
+from sapwood.engine.input_processor import read_sampling
+from sapwood.engine.outputs import Step
+from sapwood.engine.request import Request
+from sapwood.engine.request_pool import RequestPool
+from sapwood.engine.scheduler import Scheduler
+from sapwood.engine.step_stats import StepStats
+from sapwood.llm import LLM
 from sapwood.recipes import resolve
-from sapwood.request import read_sampling
-from sapwood.serve.crowd import Crowd
-from sapwood.serve.jobs import Job, Ticket
-from sapwood.serve.rounds import Round
-from sapwood.serve.scheduler import Scheduler
-from sapwood.serve.tenants import Engines
 
 RUNS = {
     "plain": "plain",
@@ -39,90 +43,77 @@ MEMORY = 32768  # tokens
 WARM = 8  # tokens of a first request to each recipe, which is not counted
 
 
-class Answers:
-    """Collects what tickets are given."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.left = 0
-
-    def give(self, ticket: Ticket, step: Step) -> None:
-        """Take a step in."""
-        self.tokens.setdefault(ticket.number, []).extend(step.tokens)
-        self.left -= step.done
-
-
-class Now:
-    """An event loop that nobody runs: a ticket that fails ends the benchmark."""
-
-    def is_closed(self) -> bool:
-        """Never."""
-        return False
-
-    def call_soon_threadsafe(self, _: Callable[..., None], problem: Exception) -> None:
-        """Only failures come this way."""
-        raise problem
-
-
 class Contender:
     """One recipe under a scheduler of its own, on weights that all share."""
 
     def __init__(self, llm: LLM, name: str, recipe: str) -> None:
-        self.llm, self.name = llm, name
-        engines = Engines(lambda _: llm.bind(resolve(recipe)))
-        self.crowd = Crowd(llm.target, engines, llm.text, measured=True)
-        self.scheduler = Scheduler(self.crowd, llm.profile.curve)
-        self.rounds: list[Round] = []
+        self.llm = llm
+        self.name = name
+        engines = EngineCache(lambda _: llm.bind(resolve(recipe)))
+        self.pool = RequestPool(llm.target, engines, llm.text, measured=True)
+        self.scheduler = Scheduler(self.pool, llm.profile.curve)
+        self.steps: list[StepStats] = []
 
     def run(self, prompts: list[list[int]], level: int, most: int) -> tuple[list[list[int]], float]:
-        """Answer prompts, so many at a time; texts and seconds."""
+        """Answer prompts, `level` at a time; tokens and seconds."""
         forget(self.llm)
-        answers, loop = Answers(), Now()
-        self.scheduler.give = answers.give
+        tokens: list[list[int]] = [[] for _ in prompts]
+        running = 0
+
+        def on_step(number: int, step: Step | Exception) -> None:
+            nonlocal running
+            if isinstance(step, Exception):
+                raise step
+            tokens[number] += step.tokens
+            running -= step.done
+
         sampling = read_sampling({"max_tokens": most}, self.llm.target.info, self.llm.text)
         coming = iter(enumerate(prompts))
         start = time.perf_counter()
         while True:
-            for number, prompt in take(coming, level - answers.left):
-                self.crowd.add(Ticket(Job(tuple(prompt), sampling), number, loop))  # type: ignore[arg-type]
-                answers.left += 1
-            if not answers.left:
-                break
-            told = self.scheduler.round()
-            if told is not None:
-                self.rounds.append(told)
-        return [answers.tokens[number] for number in range(len(prompts))], time.perf_counter() - start
+            for number, prompt in take(coming, level - running):
+                running += 1
+                self.pool.add(Request(tuple(prompt), sampling, on_step=partial(on_step, number)))
+            if not running:
+                return tokens, time.perf_counter() - start
+            stats = self.scheduler.step()
+            if stats is not None:
+                self.steps.append(stats)
 
 
 class Streamed:
-    """The same recipe as `sapwood run` has it, one request after the other."""
+    """The same recipe as in `sapwood run`, one request after the other."""
 
     def __init__(self, llm: LLM) -> None:
-        self.llm, self.name = llm, STREAM
-        self.rounds: list[Round] = []
+        self.llm = llm
+        self.name = STREAM
+        self.steps: list[StepStats] = []
 
     def run(self, prompts: list[list[int]], _: int, most: int) -> tuple[list[list[int]], float]:
         """Answer prompts; texts and seconds."""
         forget(self.llm)
         start = time.perf_counter()
         texts = [
-            [token for step in self.llm.stream(prompt, max_tokens=most) for token in step.tokens] for prompt in prompts
+            [token for step in self.llm.stream(prompt, max_tokens=most) for token in step.tokens]
+            for prompt in prompts
         ]
         return texts, time.perf_counter() - start
 
 
 def forget(llm: LLM) -> None:
-    """No prompt was read before."""
+    """Clear the prefix cache."""
     memory: Any = llm.target.memory
     memory.forget()
 
 
 def take(items: Iterator[Any], count: int) -> list[Any]:
-    """The next so many, or fewer at the end."""
+    """The next `count` items, or fewer at the end."""
     return [item for _, item in zip(range(count), items, strict=False)]
 
 
-def measure(llm: LLM, prompts: list[list[int]], options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    llm: LLM, prompts: list[list[int]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """One row for each level and recipe."""
     rows = []
     for level in options.levels:
@@ -130,7 +121,7 @@ def measure(llm: LLM, prompts: list[list[int]], options: argparse.Namespace) -> 
         runs += [Streamed(llm.with_recipe("auto"))] if level == 1 and "auto" in options.runs else []
         for run in runs:
             run.run([prompts[0][:16]], 1, WARM)
-            run.rounds.clear()
+            run.steps.clear()
         each = max(2 * level, options.least)
         spent: dict[str, list[tuple[int, float]]] = {run.name: [] for run in runs}
         same = dict.fromkeys(spent, 0)
@@ -141,17 +132,21 @@ def measure(llm: LLM, prompts: list[list[int]], options: argparse.Namespace) -> 
                 texts[run.name], seconds = run.run(batch, level, options.tokens)
                 spent[run.name].append((sum(map(len, texts[run.name])), seconds))
             for name, found in texts.items():
-                same[name] += sum(a == b for a, b in zip(found, texts[options.runs[0]], strict=True))
+                same[name] += sum(
+                    a == b for a, b in zip(found, texts[options.runs[0]], strict=True)
+                )
         rows += [row(run, level, spent, same[run.name], options.runs[0]) for run in runs]
         show(rows[-len(runs) :])
     return rows
 
 
-def row(run: Any, level: int, spent: dict[str, list[tuple[int, float]]], same: int, first: str) -> dict[str, Any]:
+def row(
+    run: Any, level: int, spent: dict[str, list[tuple[int, float]]], same: int, first: str
+) -> dict[str, Any]:
     """Numbers of one recipe at one load."""
     tokens, seconds = (sum(pair[place] for pair in spent[run.name]) for place in (0, 1))
     ratios = [a / b * d / c for (a, b), (c, d) in zip(spent[run.name], spent[first], strict=True)]
-    passes = [told for told in run.rounds if told.trees]
+    passes = [stats for stats in run.steps if stats.trees]
     return {
         "level": level,
         "run": run.name,
@@ -160,20 +155,20 @@ def row(run: Any, level: int, spent: dict[str, list[tuple[int, float]]], same: i
         "tokens_per_second": round(tokens / seconds, 2),
         "against_first": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
-        "trees_per_pass": mean([told.trees for told in passes]),
-        "nodes_per_pass": mean([told.nodes for told in passes]),
-        "draft_share": mean([told.draft / told.seconds for told in passes]),
+        "trees_per_pass": mean([stats.trees for stats in passes]),
+        "nodes_per_pass": mean([stats.nodes for stats in passes]),
+        "draft_share": mean([stats.draft / stats.seconds for stats in passes]),
         "same_text_as_first": same,
     }
 
 
 def mean(values: list[float]) -> float:
-    """Rounded; 0 of nothing."""
+    """The rounded mean; 0 without values."""
     return round(sum(values) / len(values), 3) if values else 0.0
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """One line a row, as soon as it is known."""
+    """Print one line per row."""
     for found in rows:
         print(
             f"{found['level']:>3} {found['run']:<8} {found['tokens_per_second']:8.2f} tokens/s "
@@ -185,33 +180,45 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def verdicts(rows: list[dict[str, Any]]) -> list[str]:
-    """What must hold, level by level."""
-    told = []
+    """Comparisons of `auto` with the others, level by level."""
+    lines = []
     for level in sorted({found["level"] for found in rows}):
         rates = {found["run"]: found["against_first"] for found in rows if found["level"] == level}
         others = {name: rate for name, rate in rates.items() if name not in ("auto", STREAM)}
         if "auto" in rates and others:
             best = max(others, key=others.__getitem__)
-            told.append(f"{level} at a time: auto has {rates['auto'] / others[best]:.3f} of the best other, {best}")
+            share = rates["auto"] / others[best]
+            lines.append(f"{level} at a time: auto has {share:.3f} of the best other, {best}")
         if STREAM in rates:
-            told.append(f"{level} at a time: auto has {rates['auto'] / rates[STREAM]:.3f} of `sapwood run`")
-    return told
+            lines.append(
+                f"{level} at a time: auto has {rates['auto'] / rates[STREAM]:.3f} of `sapwood run`"
+            )
+    return lines
 
 
 def main() -> None:
     """Read the options, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--suite", default="chat,json,edit,copy", help="built-in suites or JSONL files")
-    parser.add_argument("--levels", default="1,4,16", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument(
+        "--suite", default="chat,json,edit,copy", help="built-in suites or JSONL files"
+    )
+    parser.add_argument(
+        "--levels", default="1,4,16", type=lambda text: [int(part) for part in text.split(",")]
+    )
     parser.add_argument("--runs", default=",".join(RUNS), type=lambda text: text.split(","))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--least", type=int, default=4, help="prompts of a repeat at the least")
-    parser.add_argument("--longest", type=int, default=256, help="tokens of a prompt; longer ones are left out")
+    parser.add_argument(
+        "--longest", type=int, default=256, help="tokens of a prompt; longer ones are left out"
+    )
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    load = provenance.load()
     llm = LLM(options.model, "auto", threads=options.threads)
     llm.target.memory.limit(MEMORY)
     llm.profile.widen(llm.target, print)
@@ -219,11 +226,13 @@ def main() -> None:
     for line in verdicts(rows):
         print(line)
     if options.json:
-        options.json.write_text(json.dumps({"machine": llm.target.info.device, "rows": rows}, indent=1))
+        options.json.write_text(
+            json.dumps({**provenance.origin(llm.target.info, load), "rows": rows}, indent=1) + "\n"
+        )
 
 
 def suite(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
-    """As many prompts as the largest load needs, again from the first where they run out."""
+    """As many prompts as the largest load needs, repeated if there are too few."""
     found = [prompt.tokens(llm.target.info, llm.text) for prompt in gather(options.suite, turns=1)]
     short = [tokens for tokens in found if len(tokens) <= options.longest]
     need = options.repeats * max(2 * max(options.levels), options.least)

@@ -1,0 +1,279 @@
+"""Many clients on one GPU: tokens per second, latencies and pauses of recipes at several loads.
+
+    python benchmarks/gpu_serving.py --suite spec_bench.jsonl --levels 1,8,32,128 --json FILE
+
+One process, one set of weights, the scheduler that `sapwood serve` runs. At every level each recipe
+answers the same prompts, `level` at a time, in turns whose order changes from repeat to repeat.
+Every text is compared with the one that plain decoding wrote for the same prompt alone. Seconds are
+those from the first submission to the last token, prefill included.
+"""
+
+import argparse
+import cProfile
+import gc
+import io
+import math
+import pstats
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gpu_tools import Limit, Record
+from serving import take
+
+from sapwood.bench import provenance
+from sapwood.bench.suites import gather
+from sapwood.engine.engine_cache import EngineCache
+from sapwood.engine.input_processor import read_sampling
+from sapwood.engine.outputs import Step
+from sapwood.engine.request import Request
+from sapwood.engine.request_pool import RequestPool
+from sapwood.engine.scheduler import Scheduler
+from sapwood.engine.step_stats import StepStats
+from sapwood.engine.warmup import warm_up
+from sapwood.llm import LLM
+from sapwood.recipes import resolve
+
+BASE = "plain"
+
+
+@dataclass
+class Answer:
+    """Tokens of one request, and when they came."""
+
+    submitted: float
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)  # of steps
+    counts: list[int] = field(default_factory=list)  # tokens of each step
+
+    def add(self, step: Step, now: float) -> None:
+        """Take a step."""
+        self.tokens += step.tokens
+        self.times.append(now)
+        self.counts.append(len(step.tokens))
+
+
+@dataclass
+class Load:
+    """Answers of one recipe to a list of prompts, and the seconds for all of them."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(answer.tokens) for answer in self.answers)
+
+
+class Served:
+    """One recipe under a scheduler of its own, on weights that all share."""
+
+    def __init__(self, llm: LLM, recipe: str, clients: int) -> None:
+        self.llm = llm
+        self.name = recipe
+        engines = EngineCache(lambda _: llm.bind(resolve(recipe)))
+        self.pool = RequestPool(llm.target, engines, llm.text, measured=True)
+        self.scheduler = Scheduler(self.pool, llm.profile.curve, max_requests=clients)
+        self.steps: list[StepStats] = []
+
+    def run(self, prompts: Sequence[list[int]], level: int, options: dict[str, Any]) -> Load:
+        """Answer prompts, `level` at a time."""
+        answers: list[Answer] = []
+        running = 0
+        sampling = read_sampling(options, self.llm.target.info, self.llm.text)
+
+        def on_step(answer: Answer, step: Step | Exception) -> None:
+            nonlocal running
+            if isinstance(step, Exception):
+                raise step
+            answer.add(step, time.perf_counter())
+            running -= step.done
+
+        coming = iter(prompts)
+        start = time.perf_counter()
+        while True:
+            for prompt in take(coming, level - running):
+                running += 1
+                answers.append(Answer(time.perf_counter()))
+                taken = partial(on_step, answers[-1])
+                self.pool.add(Request(tuple(prompt), sampling, on_step=taken))
+            if not running:
+                return Load(answers, time.perf_counter() - start)
+            stats = self.scheduler.step()
+            if stats is not None:
+                self.steps.append(stats)
+
+
+def row(run: Served, level: int, loads: Sequence[Load], same: int) -> dict[str, Any]:
+    """Numbers of one recipe at one load."""
+    answers = [answer for load in loads for answer in load.answers]
+    first = [answer.times[0] - answer.submitted for answer in answers]
+    gaps = np.concatenate([np.diff(answer.times) for answer in answers])
+    each = np.concatenate(
+        [np.repeat(np.diff(one.times) / one.counts[1:], one.counts[1:]) for one in answers]
+    )
+    passes = [stats for stats in run.steps if stats.trees]
+    nodes = sum(stats.nodes for stats in passes)
+    return {
+        "level": level,
+        "recipe": run.name,
+        "tokens_per_second": sum(load.tokens for load in loads)
+        / sum(load.seconds for load in loads),
+        "repeats": [load.tokens / load.seconds for load in loads],
+        "first_token_ms": 1e3 * float(np.median(first)),
+        "token_ms": 1e3 * float(np.median(each)),
+        "token_ms_p99": 1e3 * float(np.quantile(each, 0.99)),
+        "pause_ms": 1e3 * float(gaps.max()),
+        "trees_per_pass": ratio(sum(stats.trees for stats in passes), len(passes)),
+        "nodes_per_pass": ratio(nodes, len(passes)),
+        "waste": 1 - ratio(sum(stats.accepted for stats in passes), nodes) if nodes else 0.0,
+        "step_ms": 1e3 * ratio(sum(stats.seconds for stats in passes), len(passes)),
+        "pass_ms": 1e3 * ratio(sum(stats.verify for stats in passes), len(passes)),
+        "answers": len(answers),
+        "same_text": same,
+    }
+
+
+def ratio(one: float, two: float) -> float:
+    """The quotient; 0 where the divisor is."""
+    return one / two if two else 0.0
+
+
+def measure(
+    llm: LLM, prompts: Sequence[list[int]], options: argparse.Namespace, record: Record
+) -> list[dict[str, Any]]:
+    """One row for each level and recipe; stops at the time limit."""
+    limit = Limit(options.limit_seconds)
+    wanted = {"max_tokens": options.tokens, "temperature": options.temperature, "seed": 1}
+    runs = [Served(llm, recipe, max(options.levels)) for recipe in options.recipes]
+    base = Served(llm, BASE, 1)
+    alone: dict[int, list[int]] = {}  # plain decoding's text of each prompt, alone
+    prepare = llm.target.capabilities.prepare_batches
+    if prepare is not None:
+        prepare(max(options.levels), lambda _: None)
+        record.say("passes captured")
+    gc.collect()
+    gc.freeze()  # as the server does
+    rows = []
+    for level in options.levels:
+        each = min(max(2 * level, options.least), len(prompts) // options.repeats)
+        loads: dict[str, list[Load]] = {run.name: [] for run in runs}
+        same = dict.fromkeys(loads, 0)
+        for run in runs:
+            if llm.text is not None:
+                warm_up(run.scheduler, llm.text.encode, [level], lambda _: None)
+            run.steps.clear()
+        for repeat in range(options.repeats):
+            numbers = range(repeat * each, (repeat + 1) * each)
+            batch = [prompts[number] for number in numbers]
+            for run in runs[repeat % len(runs) :] + runs[: repeat % len(runs)]:
+                if limit.left < 0:
+                    break
+                load = run.run(batch, level, wanted)
+                loads[run.name].append(load)
+            for number in numbers:
+                if number not in alone and limit.left > 0:
+                    alone[number] = base.run([prompts[number]], 1, wanted).answers[0].tokens
+            for name, found in loads.items():
+                answers = zip(numbers, found[-1].answers if found else [], strict=False)
+                same[name] += sum(alone.get(number) == one.tokens for number, one in answers)
+        rows += [
+            row(run, level, loads[run.name], same[run.name]) for run in runs if loads[run.name]
+        ]
+        for found in rows[-len(runs) :]:
+            record.say(line(found))
+        record.keep("rows", rows)
+        if options.profile and level == options.levels[-1]:
+            for run in runs:
+                record.say(profiled(run, prompts[:level], level, wanted))
+    return rows
+
+
+def line(found: dict[str, Any]) -> str:
+    """One line of the table."""
+    return (
+        f"{found['level']:>4} {found['recipe']:<8} {found['tokens_per_second']:9.0f} tokens/s  "
+        f"first {found['first_token_ms']:7.1f}  token {found['token_ms']:6.2f} "
+        f"p99 {found['token_ms_p99']:7.2f}  pause {found['pause_ms']:7.1f} ms  "
+        f"trees {found['trees_per_pass']:5.1f} nodes {found['nodes_per_pass']:6.1f} "
+        f"step {found['step_ms']:6.2f} pass {found['pass_ms']:6.2f}  "
+        f"same {found['same_text']}/{found['answers']}"
+    )
+
+
+def profiled(run: Served, prompts: Sequence[list[int]], level: int, options: dict[str, Any]) -> str:
+    """The functions of the host that take most time."""
+    profile = cProfile.Profile()
+    profile.enable()
+    run.run(prompts, level, options)
+    profile.disable()
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(28)
+    kept = [one for one in text.getvalue().splitlines() if one.strip()][3:]
+    return "\n".join([f"--- {run.name}, {level} at a time", *kept])
+
+
+def suite(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
+    """The prompts, repeated if there are too few."""
+    found = [prompt.tokens(llm.target.info, llm.text) for prompt in gather(options.suite, turns=1)]
+    short = [tokens for tokens in found if len(tokens) <= options.longest]
+    need = options.repeats * max(2 * max(options.levels), options.least)
+    times = math.ceil(need / len(short))
+    return (short * times)[:need]
+
+
+def arguments() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--suite", required=True, help="built-in suites or JSONL files")
+    parser.add_argument(
+        "--levels", default="1,8,32,128", type=lambda text: [int(part) for part in text.split(",")]
+    )
+    parser.add_argument("--recipes", default="plain,auto", type=lambda text: text.split(","))
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--least", type=int, default=16, help="prompts of a repeat at the least")
+    parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt at most")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--profile", action="store_true", help="profile the host at the last level")
+    parser.add_argument("--limit-seconds", type=float, default=300)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def stamped(record: Record, start: float, text: str) -> None:
+    """Print a line of progress with the seconds since the start."""
+    record.say(f"{time.perf_counter() - start:6.1f} s  {text}")
+
+
+def main() -> None:
+    """Read the options, measure, print."""
+    options = arguments()
+    record = Record(options.json)
+    load = provenance.load()
+    start = time.perf_counter()
+    progress = partial(stamped, record, start)
+    llm = LLM(options.model, "auto", device=options.device, dtype=options.dtype, progress=progress)
+    record.say(f"loaded in {time.perf_counter() - start:.1f} s")
+    llm.profile.widen(llm.target, progress)
+    record.say(f"ready after {time.perf_counter() - start:.1f} s")
+    record.keep("origin", provenance.origin(llm.target.info, load))
+    measure(llm, suite(llm, options), options, record)
+
+
+if __name__ == "__main__":
+    main()

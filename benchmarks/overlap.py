@@ -1,0 +1,285 @@
+"""Time per token of a draft beside the target's pass, against the same chain drafted first.
+
+python -m benchmarks.overlap --draft-layers 4 --json FILE
+
+The target is a Llama-like model of random weights, whose layers add little each, and the draft
+model is its first layers with the same output head: they agree often enough to be like a trained
+pair, and the share of a pass that a draft pass takes is that of the layers. Both run in float32
+with one thread each. The ways take turns on every prompt; the record has the median and the
+quartiles of the ratio of their seconds per token, prompt by prompt.
+
+Where other programs use the machine, two threads have no two cores. `--clock processor` counts
+processor seconds of each thread instead: a round takes those of the target's pass or of the draft
+beside it, whichever are more, as if each had a core of its own. Memory that two cores would have to
+share is not counted then.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sapwood.backends.torch.backend import TorchBackend
+from sapwood.controllers.fixed import Fixed
+from sapwood.core.overlap import DraftWay, OverlapGauge
+from sapwood.core.protocols import TreeInput
+from sapwood.core.rng import KeyedRng
+from sapwood.core.sampling import Sampling
+from sapwood.core.tree import Tree
+from sapwood.drafters.compose.draft_model import DraftModel
+from sapwood.engine import overlap
+from sapwood.engine.loop import Engine
+from sapwood.policies.pearl import Pearl
+from sapwood.policies.specbranch import SpecBranch
+from sapwood.recipe import Recipe
+from sapwood.verifiers.match import Match
+
+VOCAB = 2048
+SHARP = 12.0  # scale of the output head, so that the best token has most of the probability
+QUIET = 0.2  # scale of what a layer adds, so that the first layers predict the last
+
+
+class Held(OverlapGauge):
+    """A gauge that keeps to one way."""
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Change nothing."""
+
+
+class ProcessorPass:
+    """Stands for the event that a pass is over: by processor seconds instead of the clock's."""
+
+    seconds = 0.0  # of a pass, measured before
+    offset = 0.0  # seconds that the target would have waited for drafts
+    present: "ProcessorPass | None" = None
+
+    def __init__(self) -> None:
+        ProcessorPass.present = self
+        self.begun = time.thread_time()
+        self.spent = 0.0  # by the target
+        self.draft = 0.0  # by the drafter
+        self.first: float | None = None
+        self.looks = -1  # at the clock, since the pass was over
+
+    def set(self) -> None:
+        """The pass is over."""
+        self.spent = time.thread_time() - self.begun
+        self.looks = 0
+
+    def start(self) -> None:
+        """The drafter begins."""
+        self.first = time.thread_time()
+
+    def is_set(self) -> bool:
+        """True when the drafter has used as much as a pass takes."""
+        assert self.first is not None
+        self.draft = time.thread_time() - self.first
+        return self.draft >= self.seconds
+
+    @classmethod
+    def now(cls) -> float:
+        """Processor seconds of this thread, and those that it would have waited."""
+        event = cls.present
+        if event is not None and event.looks >= 0:
+            event.looks += 1
+            if event.looks == 2:  # after the pass, and after the draft
+                cls.offset += max(0.0, event.draft - event.spent)
+                cls.present = None
+        return time.thread_time() + cls.offset
+
+
+def by_processor(seconds: float) -> None:
+    """Let rounds end by processor seconds."""
+    ProcessorPass.seconds = seconds
+    overlap.Event = ProcessorPass  # type: ignore[misc, assignment]
+    expand = DraftModel.expand
+
+    def timed(self: DraftModel, *given: Any) -> None:
+        event = ProcessorPass.present
+        if event is not None and event.first is None:
+            event.start()
+        expand(self, *given)
+
+    DraftModel.expand = timed  # type: ignore[method-assign]
+
+
+def model(layers: int, width: int, seed: int = 0) -> LlamaForCausalLM:
+    """A random model whose layers add little to the residual stream."""
+    torch.manual_seed(seed)
+    made = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 64,
+            num_key_value_heads=width // 64,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+        )
+    )
+    with torch.no_grad():
+        made.model.embed_tokens.weight.mul_(20.0)
+        made.lm_head.weight.mul_(SHARP)
+        for layer in made.model.layers:
+            layer.self_attn.o_proj.weight.mul_(QUIET)
+            layer.mlp.down_proj.weight.mul_(QUIET)
+    return made.eval()
+
+
+def first_layers(target: LlamaForCausalLM, layers: int, width: int) -> LlamaForCausalLM:
+    """The target's first layers with its own embeddings and output head."""
+    made = model(layers, width)
+    own = target.state_dict()
+    made.load_state_dict({name: own[name] for name in made.state_dict()})
+    return made
+
+
+def pass_seconds(backend: TorchBackend, rows: int = 1) -> float:
+    """Median processor seconds of a pass."""
+    session = backend.open(list(range(64)))
+    tree = Tree(1)
+    for node in range(rows - 1):
+        tree.add(node, 2, 1.0)
+    taken = list[float]()
+    for _ in range(15):
+        start = time.thread_time()
+        [scores] = backend.score([TreeInput(session, tree)])
+        scores.argmax()
+        taken.append(time.thread_time() - start)
+    session.close()
+    return statistics.median(taken)
+
+
+def engines(
+    target: TorchBackend, draft: TorchBackend, length: int, now: Callable[[], float]
+) -> dict[str, Engine]:
+    """One engine for each way."""
+    found = dict[str, Engine]()
+    for name, policy, way in (
+        ("plain", Pearl(), DraftWay.NONE),
+        ("chain", Pearl(), DraftWay.BEFORE),
+        ("pearl, pre-verify", Pearl(), DraftWay.BESIDE),
+        ("pearl", Pearl(first=2), DraftWay.BESIDE),
+        ("specbranch", SpecBranch(first=2), DraftWay.BESIDE),
+        ("pearl, measured", Pearl(first=2), None),
+    ):
+        recipe = Recipe(DraftModel(model=draft), policy, Match(), Fixed(length, length, 4))
+        engine = Engine(target, recipe, now=now)
+        if way is not None:
+            engine.recipe.policy.gauge = Held(way=way)  # type: ignore[attr-defined]
+        found[name] = engine
+    return found
+
+
+def run(engine: Engine, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """Seconds per token of one request, and its counts."""
+    text = list[int]()
+    seconds = 0.0
+    passes = drafted = accepted = discarded = 0
+    for index, outcome in enumerate(
+        engine.rounds(prompt, Sampling(max_tokens=tokens), KeyedRng(0))
+    ):
+        text += outcome.tokens
+        if index:  # the first round includes the prefill of the draft model
+            seconds += outcome.times.total
+            passes += 1
+        else:
+            first = len(outcome.tokens)
+        drafted += len(outcome.tree) - 1
+        accepted += outcome.verdict.accepted
+        discarded += outcome.discarded
+        if len(text) >= tokens:
+            break
+    return {
+        "text": text[:tokens],
+        "seconds_per_token": seconds / (len(text) - first),
+        "tokens_per_pass": (len(text) - first) / passes,
+        "drafted": drafted,
+        "accepted": accepted,
+        "discarded": discarded,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--draft-layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--length", type=int, default=4, help="most drafted tokens of a pass")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    whole = model(options.layers, options.width)
+    target = TorchBackend(whole, "random target")
+    draft = TorchBackend(
+        first_layers(whole, options.draft_layers, options.width), "its first layers"
+    )
+    one = pass_seconds(target)
+    share = pass_seconds(draft) / one
+    now = time.perf_counter
+    if options.clock == "processor":
+        by_processor(pass_seconds(target, 1 + options.length))
+        now = ProcessorPass.now
+    made = engines(target, draft, options.length, now)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in made}
+    names = list(made)
+    for name in names:
+        run(made[name], list(range(32)), 16)
+    for index in range(options.prompts):
+        prompt = torch.randint(0, VOCAB, (32,), generator=torch.Generator().manual_seed(index))
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            runs[name].append(run(made[name], prompt.tolist(), options.tokens))
+    same = {
+        name: sum(
+            one["text"] == other["text"] for one, other in zip(all_runs, runs["plain"], strict=True)
+        )
+        for name, all_runs in runs.items()
+    }
+    ratios = {
+        name: [
+            one["seconds_per_token"] / other["seconds_per_token"]
+            for one, other in zip(all_runs, runs["chain"], strict=True)
+        ]
+        for name, all_runs in runs.items()
+    }
+    record = {
+        "command": "python -m benchmarks.overlap " + " ".join(arguments),
+        "clock": options.clock,
+        "threads": {"target": 1, "draft": 1},
+        "draft_pass_over_target_pass": share,
+        "prompts": options.prompts,
+        "tokens": options.tokens,
+        "ways": {
+            name: {
+                "seconds_per_token": statistics.median(one["seconds_per_token"] for one in every),
+                "over_chain": statistics.median(ratios[name]),
+                "over_chain_quartiles": statistics.quantiles(ratios[name], n=4)[::2],
+                "tokens_per_pass": statistics.mean(one["tokens_per_pass"] for one in every),
+                "waste": 1
+                - sum(one["accepted"] for one in every)
+                / max(1, sum(one["drafted"] + one["discarded"] for one in every)),
+                "same_text": same[name],
+            }
+            for name, every in runs.items()
+        },
+    }
+    print(json.dumps(record, indent=1))
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
