@@ -10,6 +10,12 @@ PROMPT ?= Name three uses of a paperclip.
 TRITON := triton==3.6.0
 # without the library for images, which no test needs and which takes a third of the build
 LLAMA_CMAKE := -DLLAVA_BUILD=OFF
+# AMX may be listed and still be refused by a virtual machine, which kills the process: everything
+# that such a processor has but AMX
+ifneq ($(shell grep -m1 -o amx_int8 /proc/cpuinfo 2>/dev/null),)
+LLAMA_CMAKE += -DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON \
+  -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON
+endif
 
 .PHONY: demo quick test kernels optional check tables docs size clean
 
