@@ -17,7 +17,6 @@ import pstats
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_tools import Limit, Record
-from serving import take
 
 from sapwood.bench import provenance
+from sapwood.bench.client_runners import ScheduledClients
+from sapwood.bench.clients import ClientLoad, overall_speed
 from sapwood.bench.suites import gather
-from sapwood.engine.engine_cache import EngineCache
 from sapwood.engine.input_processor import read_sampling
-from sapwood.engine.outputs import Step
-from sapwood.engine.request import Request
-from sapwood.engine.request_pool import RequestPool
-from sapwood.engine.scheduler import Scheduler
-from sapwood.engine.step_stats import StepStats
 from sapwood.engine.warmup import warm_up
 from sapwood.llm import LLM
 from sapwood.recipes import resolve
@@ -45,78 +39,12 @@ from sapwood.recipes import resolve
 BASE = "plain"
 
 
-@dataclass
-class Answer:
-    """Tokens of one request, and when they came."""
-
-    submitted: float
-    tokens: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)  # of steps
-    counts: list[int] = field(default_factory=list)  # tokens of each step
-
-    def add(self, step: Step, now: float) -> None:
-        """Take a step."""
-        self.tokens += step.tokens
-        self.times.append(now)
-        self.counts.append(len(step.tokens))
-
-
-@dataclass
-class Load:
-    """Answers of one recipe to a list of prompts, and the seconds for all of them."""
-
-    answers: list[Answer]
-    seconds: float
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(len(answer.tokens) for answer in self.answers)
-
-
-class Served:
-    """One recipe under a scheduler of its own, on weights that all share."""
-
-    def __init__(self, llm: LLM, recipe: str, clients: int) -> None:
-        self.llm = llm
-        self.name = recipe
-        engines = EngineCache(lambda _: llm.bind(resolve(recipe)))
-        self.pool = RequestPool(llm.target, engines, llm.text, measured=True)
-        self.scheduler = Scheduler(self.pool, llm.profile.curve, max_requests=clients)
-        self.steps: list[StepStats] = []
-
-    def run(self, prompts: Sequence[list[int]], level: int, options: dict[str, Any]) -> Load:
-        """Answer prompts, `level` at a time."""
-        answers: list[Answer] = []
-        running = 0
-        sampling = read_sampling(options, self.llm.target.info, self.llm.text)
-
-        def on_step(answer: Answer, step: Step | Exception) -> None:
-            nonlocal running
-            if isinstance(step, Exception):
-                raise step
-            answer.add(step, time.perf_counter())
-            running -= step.done
-
-        coming = iter(prompts)
-        start = time.perf_counter()
-        while True:
-            for prompt in take(coming, level - running):
-                running += 1
-                answers.append(Answer(time.perf_counter()))
-                taken = partial(on_step, answers[-1])
-                self.pool.add(Request(tuple(prompt), sampling, on_step=taken))
-            if not running:
-                return Load(answers, time.perf_counter() - start)
-            stats = self.scheduler.step()
-            if stats is not None:
-                self.steps.append(stats)
-
-
-def row(run: Served, level: int, loads: Sequence[Load], same: int) -> dict[str, Any]:
+def row(
+    run: ScheduledClients, level: int, loads: Sequence[ClientLoad], same: int
+) -> dict[str, Any]:
     """Numbers of one recipe at one load."""
     answers = [answer for load in loads for answer in load.answers]
-    first = [answer.times[0] - answer.submitted for answer in answers]
+    first = [answer.first for answer in answers]
     gaps = np.concatenate([np.diff(answer.times) for answer in answers])
     each = np.concatenate(
         [np.repeat(np.diff(one.times) / one.counts[1:], one.counts[1:]) for one in answers]
@@ -126,9 +54,8 @@ def row(run: Served, level: int, loads: Sequence[Load], same: int) -> dict[str, 
     return {
         "level": level,
         "recipe": run.name,
-        "tokens_per_second": sum(load.tokens for load in loads)
-        / sum(load.seconds for load in loads),
-        "repeats": [load.tokens / load.seconds for load in loads],
+        "tokens_per_second": overall_speed(loads),
+        "repeats": [load.tokens_per_second for load in loads],
         "first_token_ms": 1e3 * float(np.median(first)),
         "token_ms": 1e3 * float(np.median(each)),
         "token_ms_p99": 1e3 * float(np.quantile(each, 0.99)),
@@ -154,8 +81,13 @@ def measure(
     """One row for each level and recipe; stops at the time limit."""
     limit = Limit(options.limit_seconds)
     wanted = {"max_tokens": options.tokens, "temperature": options.temperature, "seed": 1}
-    runs = [Served(llm, recipe, max(options.levels)) for recipe in options.recipes]
-    base = Served(llm, BASE, 1)
+    sampling = read_sampling(wanted, llm.target.info, llm.text)
+    most = max(options.levels)
+    runs = [
+        ScheduledClients(llm, recipe, llm.bind(resolve(recipe)), sampling, most)
+        for recipe in options.recipes
+    ]
+    base = ScheduledClients(llm, BASE, llm.bind(resolve(BASE)), sampling, 1)
     alone: dict[int, list[int]] = {}  # plain decoding's text of each prompt, alone
     prepare = llm.target.capabilities.prepare_batches
     if prepare is not None:
@@ -166,7 +98,7 @@ def measure(
     rows = []
     for level in options.levels:
         each = min(max(2 * level, options.least), len(prompts) // options.repeats)
-        loads: dict[str, list[Load]] = {run.name: [] for run in runs}
+        loads: dict[str, list[ClientLoad]] = {run.name: [] for run in runs}
         same = dict.fromkeys(loads, 0)
         for run in runs:
             if llm.text is not None:
@@ -178,11 +110,11 @@ def measure(
             for run in runs[repeat % len(runs) :] + runs[: repeat % len(runs)]:
                 if limit.left < 0:
                     break
-                load = run.run(batch, level, wanted)
+                load = run.run(batch, level)
                 loads[run.name].append(load)
             for number in numbers:
                 if number not in alone and limit.left > 0:
-                    alone[number] = base.run([prompts[number]], 1, wanted).answers[0].tokens
+                    alone[number] = base.run([prompts[number]], 1).answers[0].tokens
             for name, found in loads.items():
                 answers = zip(numbers, found[-1].answers if found else [], strict=False)
                 same[name] += sum(alone.get(number) == one.tokens for number, one in answers)
@@ -194,7 +126,7 @@ def measure(
         record.keep("rows", rows)
         if options.profile and level == options.levels[-1]:
             for run in runs:
-                record.say(profiled(run, prompts[:level], level, wanted))
+                record.say(profiled(run, prompts[:level], level))
     return rows
 
 
@@ -210,11 +142,11 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
-def profiled(run: Served, prompts: Sequence[list[int]], level: int, options: dict[str, Any]) -> str:
+def profiled(run: ScheduledClients, prompts: Sequence[list[int]], level: int) -> str:
     """The functions of the host that take most time."""
     profile = cProfile.Profile()
     profile.enable()
-    run.run(prompts, level, options)
+    run.run(prompts, level)
     profile.disable()
     text = io.StringIO()
     pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(28)

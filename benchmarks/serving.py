@@ -14,19 +14,13 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sapwood.bench import provenance
+from sapwood.bench.client_runners import ScheduledClients
 from sapwood.bench.suites import gather
-from sapwood.engine.engine_cache import EngineCache
 from sapwood.engine.input_processor import read_sampling
-from sapwood.engine.outputs import Step
-from sapwood.engine.request import Request
-from sapwood.engine.request_pool import RequestPool
-from sapwood.engine.scheduler import Scheduler
 from sapwood.engine.step_stats import StepStats
 from sapwood.llm import LLM
 from sapwood.recipes import resolve
@@ -40,61 +34,44 @@ RUNS = {
 }
 STREAM = "stream"  # auto without a scheduler, at one request at a time
 MEMORY = 32768  # tokens
-WARM = 8  # tokens of a first request to each recipe, which is not counted
+MOST_AT_ONCE = 256  # requests
 
 
 class Contender:
     """One recipe under a scheduler of its own, on weights that all share."""
 
-    def __init__(self, llm: LLM, name: str, recipe: str) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, name: str, recipe: str, most: int) -> None:
         self.name = name
-        engines = EngineCache(lambda _: llm.bind(resolve(recipe)))
-        self.pool = RequestPool(llm.target, engines, llm.text, measured=True)
-        self.scheduler = Scheduler(self.pool, llm.profile.curve)
-        self.steps: list[StepStats] = []
+        sampling = read_sampling({"max_tokens": most}, llm.target.info, llm.text)
+        engine = llm.bind(resolve(recipe))
+        self.clients = ScheduledClients(llm, name, engine, sampling, MOST_AT_ONCE)
+        self.steps = self.clients.steps
 
-    def run(self, prompts: list[list[int]], level: int, most: int) -> tuple[list[list[int]], float]:
+    def run(self, prompts: list[list[int]], level: int) -> tuple[list[list[int]], float]:
         """Answer prompts, `level` at a time; tokens and seconds."""
-        forget(self.llm)
-        tokens: list[list[int]] = [[] for _ in prompts]
-        running = 0
-
-        def on_step(number: int, step: Step | Exception) -> None:
-            nonlocal running
-            if isinstance(step, Exception):
-                raise step
-            tokens[number] += step.tokens
-            running -= step.done
-
-        sampling = read_sampling({"max_tokens": most}, self.llm.target.info, self.llm.text)
-        coming = iter(enumerate(prompts))
-        start = time.perf_counter()
-        while True:
-            for number, prompt in take(coming, level - running):
-                running += 1
-                self.pool.add(Request(tuple(prompt), sampling, on_step=partial(on_step, number)))
-            if not running:
-                return tokens, time.perf_counter() - start
-            stats = self.scheduler.step()
-            if stats is not None:
-                self.steps.append(stats)
+        load = self.clients.run(prompts, level)
+        return [answer.tokens for answer in load.answers], load.seconds
 
 
 class Streamed:
     """The same recipe as in `sapwood run`, one request after the other."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, most: int) -> None:
         self.llm = llm
+        self.most = most  # tokens of an answer
         self.name = STREAM
         self.steps: list[StepStats] = []
 
-    def run(self, prompts: list[list[int]], _: int, most: int) -> tuple[list[list[int]], float]:
+    def run(self, prompts: list[list[int]], _: int) -> tuple[list[list[int]], float]:
         """Answer prompts; texts and seconds."""
         forget(self.llm)
         start = time.perf_counter()
         texts = [
-            [token for step in self.llm.stream(prompt, max_tokens=most) for token in step.tokens]
+            [
+                token
+                for step in self.llm.stream(prompt, max_tokens=self.most)
+                for token in step.tokens
+            ]
             for prompt in prompts
         ]
         return texts, time.perf_counter() - start
@@ -106,21 +83,18 @@ def forget(llm: LLM) -> None:
     memory.forget()
 
 
-def take(items: Iterator[Any], count: int) -> list[Any]:
-    """The next `count` items, or fewer at the end."""
-    return [item for _, item in zip(range(count), items, strict=False)]
-
-
 def measure(
     llm: LLM, prompts: list[list[int]], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """One row for each level and recipe."""
     rows = []
     for level in options.levels:
-        runs: list[Any] = [Contender(llm, name, RUNS[name]) for name in options.runs]
-        runs += [Streamed(llm.with_recipe("auto"))] if level == 1 and "auto" in options.runs else []
+        most = options.tokens
+        runs: list[Any] = [Contender(llm, name, RUNS[name], most) for name in options.runs]
+        if level == 1 and "auto" in options.runs:
+            runs.append(Streamed(llm.with_recipe("auto"), most))
         for run in runs:
-            run.run([prompts[0][:16]], 1, WARM)
+            run.run([prompts[0][:16]], 1)  # not counted
             run.steps.clear()
         each = max(2 * level, options.least)
         spent: dict[str, list[tuple[int, float]]] = {run.name: [] for run in runs}
@@ -129,7 +103,7 @@ def measure(
             batch = prompts[repeat * each : (repeat + 1) * each]
             texts = {}
             for run in runs[repeat % len(runs) :] + runs[: repeat % len(runs)]:
-                texts[run.name], seconds = run.run(batch, level, options.tokens)
+                texts[run.name], seconds = run.run(batch, level)
                 spent[run.name].append((sum(map(len, texts[run.name])), seconds))
             for name, found in texts.items():
                 same[name] += sum(

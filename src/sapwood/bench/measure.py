@@ -8,6 +8,7 @@ prompt. Prefill is timed apart: it is the same for all.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from sapwood.bench.samples import TreeSample, better
 from sapwood.common.calibration import CalibrationCurve
@@ -20,6 +21,7 @@ from sapwood.errors import SapwoodError
 
 WARM_UP = 16  # tokens of the uncounted first run of each recipe
 
+Item = TypeVar("Item")
 Runs = dict[str, list["BenchRun"]]  # by recipe, one run per prompt in the order of the prompts
 
 
@@ -132,10 +134,10 @@ def measure(
     return runs
 
 
-def rotated(names: Sequence[str], place: int) -> list[str]:
-    """The same names, starting one later for each prompt."""
-    first = place % len(names)
-    return [*names[first:], *names[:first]]
+def rotated(items: Sequence[Item], place: int) -> list[Item]:
+    """The same items, starting one later for each place."""
+    first = place % len(items)
+    return [*items[first:], *items[:first]]
 
 
 def decode(engine: Engine, prompt: Sequence[int], sampling: Sampling) -> BenchRun:

@@ -41,6 +41,10 @@ TEMPERATURE = (
 )
 CONTEXT = "Fill prompts up to so many tokens; several values are a sweep. [default: as they are]"
 BATCH = "So many requests share each pass; several values are a sweep. [default: 1]"
+CLIENTS = (
+    "So many clients at once, each with one request at a time; several values are a sweep. "
+    "Reports tokens per second of all of them and latencies."
+)
 PEERS = (
     "Other engines on the same prompts: hf, hf-pld, hf-assisted, llamacpp, llamacpp-pld, "
     "llama-server, openvino, vllm, openai:URL; those not installed have a row that says how to."
@@ -65,6 +69,10 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the record 
 Temperatures = Annotated[str, typer.Option("--temperature", help=TEMPERATURE)]
 Contexts = Annotated[str, typer.Option("--context", help=CONTEXT)]
 Batches = Annotated[str, typer.Option("--batch", help=BATCH)]
+Clients = Annotated[str, typer.Option("--clients", help=CLIENTS)]
+Http = Annotated[
+    bool, typer.Option("--http", help="With --clients: through `sapwood serve` as well.")
+]
 Turns = Annotated[
     int | None,
     typer.Option("--turns", help="At most so many turns of a conversation. [default: all]"),
@@ -92,6 +100,8 @@ def command(
     temperature: Temperatures = "",
     context: Contexts = "",
     batch: Batches = "",
+    clients: Clients = "",
+    http: Http = False,
     seed: o.Seed = None,
     ignore_eos: IgnoreEos = False,
     nodes: Nodes = None,
@@ -137,11 +147,40 @@ def command(
         read_peers(peers),
         oracle,
     )
-    execute(
-        plan,
-        o.ModelChoice(model, "plain", backend=backend, device=device, dtype=dtype, threads=threads),
-        files,
+    choice = o.ModelChoice(
+        model, "plain", backend=backend, device=device, dtype=dtype, threads=threads
     )
+    if clients or http:
+        others = {"--context": context, "--batch": batch, "--peers": peers, "--oracle": oracle}
+        others |= {"--nodes": nodes, "--html": html, "--runs": runs, "--resume": resume}
+        under_load(plan, clients, choice, json_file, others, http=http)
+    else:
+        execute(plan, choice, files)
+
+
+def under_load(
+    plan: "Benchmark",
+    clients: str,
+    choice: o.ModelChoice,
+    record: Path | None,
+    others: dict[str, object],  # options that --clients does not take, by name
+    *,
+    http: bool,
+) -> None:
+    """Run the benchmark of many clients; refuse options that it does not have."""
+    from sapwood.bench.clients import read_clients
+    from sapwood.cli import bench_clients
+    from sapwood.errors import SapwoodError
+
+    levels = read_clients(clients)
+    if not levels:
+        raise SapwoodError("--http needs --clients, such as --clients 1,8,32")
+    given = [name for name, value in others.items() if value not in ("", None, False)]
+    if len(plan.points) > 1:
+        given.append("several values of --temperature")
+    if given:
+        raise SapwoodError(f"--clients does not go with {', '.join(given)}; leave them out")
+    bench_clients.execute(plan, levels, choice, record, http=http)
 
 
 @dataclass(frozen=True)
@@ -163,10 +202,7 @@ def execute(plan: "Benchmark", choice: o.ModelChoice, files: OutputFiles) -> Non
     from sapwood.cli import render
 
     load = provenance.load()
-    if load is not None and load > BUSY * (os.cpu_count() or 1):
-        render.aside(
-            f"this machine is busy (load {load:.1f} on {os.cpu_count()} cores): expect noise"
-        )
+    warn_if_busy(load)
     peer_set = PeerSet()
     with ExitStack() as stack:
         stack.callback(peer_set.close)
@@ -194,6 +230,15 @@ def execute(plan: "Benchmark", choice: o.ModelChoice, files: OutputFiles) -> Non
             )
             raise KeyboardInterrupt
     plan.check(recipe_set)
+
+
+def warn_if_busy(load: float | None) -> None:
+    """Say that timings will be noisy, where the load of the machine before the runs is high."""
+    from sapwood.cli import render
+
+    cores = os.cpu_count() or 1
+    if load is not None and load > BUSY * cores:
+        render.aside(f"this machine is busy (load {load:.1f} on {cores} cores): expect noise")
 
 
 def finish(
