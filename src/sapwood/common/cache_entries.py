@@ -18,7 +18,7 @@ KINDS = {
     "corpora": ("texts for training", 1),
     "rounds": ("recorded rounds for training", 1),
     "profiles": ("measured cost of passes", 1),
-    "loudness": ("activation statistics", 1),
+    "activation_stats": ("activation statistics", 1),
     "trees": ("acceptance by rank", 1),
     "plans": ("tuned GPU kernels", 1),
     "bench": ("runs of a benchmark", 1),

@@ -110,7 +110,7 @@ def test_the_models_that_were_not_started_longest_go_first(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activation_cache, "MOST", 3)
-    places = [cache / "loudness" / f"{number}.npy" for number in range(4)]
+    places = [cache / "activation_stats" / f"{number}.npy" for number in range(4)]
     for age, place in enumerate(places[:3], 1):
         remember(place, HEARD)
         os.utime(place, ns=(age, age))
@@ -122,5 +122,5 @@ def test_the_models_that_were_not_started_longest_go_first(
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    remember(blocked / "loudness" / "one.npy", HEARD)
+    remember(blocked / "activation_stats" / "one.npy", HEARD)
     assert blocked.read_text() == ""

@@ -143,7 +143,7 @@ def test_other_weights_in_the_same_place_are_heard_anew(tmp_path: Path) -> None:
     louder["model.embed_tokens.weight"][:, :4] *= 50.0  # a few channels that drown the others
     save_file(louder, path, {"format": "pt"})
     assert same(folder)
-    assert len(list((tmp_path / "cache" / "loudness").iterdir())) == 2
+    assert len(list((tmp_path / "cache" / "activation_stats").iterdir())) == 2
 
 
 def test_what_was_heard_may_be_damaged_or_too_much(
@@ -151,7 +151,7 @@ def test_what_was_heard_may_be_damaged_or_too_much(
 ) -> None:
     folder = saved(tmp_path / "model", "llama")
     want = backend_contract.after(direct(folder), TEXT)
-    [kept] = (tmp_path / "cache" / "loudness").iterdir()
+    [kept] = (tmp_path / "cache" / "activation_stats").iterdir()
     whole = kept.read_bytes()
     for damaged in (b"", whole[:50], whole[:-8], b"\x80\x04N."):
         kept.write_bytes(damaged)

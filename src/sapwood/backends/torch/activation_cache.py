@@ -24,7 +24,7 @@ def place_of(files: Sequence[Path], *facts: object) -> Path:
     for file in files:
         age = file.stat().st_mtime_ns
         digest.update(repr((str(file.resolve()), age, fingerprint(file))).encode())
-    return cache_folder() / "loudness" / f"{digest.hexdigest()[:24]}.npy"
+    return cache_folder() / "activation_stats" / f"{digest.hexdigest()[:24]}.npy"
 
 
 def recall(place: Path, shape: tuple[int, int]) -> Tensor | None:
