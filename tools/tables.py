@@ -164,8 +164,6 @@ Systems of the surveys that no combination of these parts makes, and why:
 - **Speculative Streaming** (2402.11131), **PPD** (2405.18628) and **Your LLM Knows the Future**
   (2507.11851) put rows for later tokens, with weights of their own, into the pass that verifies; a
   backend here scores tokens of the vocabulary alone. `pass` runs such rows in a pass of their own.
-- **PARD** (2504.18583) adapts all weights of a draft model to mask tokens; there is no trainer for
-  that here.
 - **SSD** (2510.04147) verifies the steps of a diffusion model, whose text is not written from left
   to right: the loop of this engine has no such target.
 - **Clover** (2405.00263), **Amphista** (2406.13170), **hidden transfer** (2404.12022) and

@@ -29,6 +29,7 @@ TABLE: dict[str, str] = {
     "drafter.recycling": "sapwood.drafters.lookup.recycling:Recycling",
     "drafter.stand": "sapwood.drafters.lookup.stand:Stand",
     "drafter.draft-model": "sapwood.drafters.compose.draft_model:DraftModel",
+    "drafter.pard": "sapwood.drafters.compose.pard:Pard",
     "drafter.translated": "sapwood.drafters.compose.translated:Translated",
     "drafter.universal": "sapwood.drafters.compose.universal:Universal",
     "drafter.eagle3": "sapwood.drafters.heads.eagle3:Eagle3",

@@ -9,6 +9,7 @@ import torch
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Guarantee
+from sapwood.drafters.compose.pard import Pard
 from sapwood.engine.loop import Engine
 from sapwood.heads.layers import LayerShape
 from sapwood.heads.mask_rows import MaskRowsConfig, MaskRowsHead
@@ -64,6 +65,9 @@ def made(name: str) -> tuple[Any, Recipe]:
         return tiny_models.backend("llama"), dataclasses.replace(recipe, drafter=drafter)
     if name.startswith("mtp"):
         return mtp_checkpoints.target("qwen"), recipe
+    if name == "pard":
+        drafter = Pard(model=tiny_models.backend("qwen2"), mask=60)
+        return tiny_models.backend("llama"), dataclasses.replace(recipe, drafter=drafter)
     return tiny_models.backend("llama"), recipe
 
 

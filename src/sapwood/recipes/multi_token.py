@@ -55,6 +55,13 @@ ENTRIES = (
         "accepted tokens once more.",
     ),
     NamedRecipe(
+        "pard",
+        "PARD",
+        "2504.18583",
+        "pard + chain + match + fixed(nodes=8, depth=8, width=1)",
+        "pard",
+    ),
+    NamedRecipe(
         "diffuspec",
         "DiffuSpec, its search and its lengths",
         "2510.02358",

@@ -25,6 +25,7 @@ OBJECTIVES: dict[str, str] = {
     "cllm": "sapwood.train.cllm:CllmObjective",
     "draft-model": "sapwood.train.draft_model:DraftModelObjective",
     "boosted-draft-model": "sapwood.train.draft_model:BoostedDraftModelObjective",
+    "pard": "sapwood.train.pard:PardObjective",
 }
 # fitted on rounds of a drafter; see predictors.py
 PREDICTORS = ("specdec++", "ldlp", "c2t", "ltd", "judge")
