@@ -16,10 +16,12 @@ from sapwood.heads.mask_rows import MaskRowsConfig, MaskRowsHead
 from sapwood.heads.medusa import MedusaConfig, MedusaHeads
 from sapwood.heads.medusa2 import Medusa2Heads
 from sapwood.heads.parallel import ParallelConfig, ParallelHead
+from sapwood.heads.ppd import PpdHead
 from sapwood.recipe import Recipe
 from sapwood.recipes import multi_token, resolve
 from tests.helpers import mtp_checkpoints, tiny_models
 from tests.helpers.engine_rounds import make_text, plain_tokens, same_on_24_prompts
+from tests.helpers.lookahead_heads import gated_masks
 
 
 def scattered(head: Any) -> Any:
@@ -49,11 +51,17 @@ def mask_rows() -> Any:
     return scattered(MaskRowsHead(MaskRowsConfig(32, 61, 4)))
 
 
+def prompt_tokens() -> Any:
+    return scattered(PpdHead(MaskRowsConfig(32, 61, 3)))
+
+
 HEADS: dict[str, Any] = {
     "blockwise": medusa_heads,
     "medusa2": medusa2_heads,
     "pass": mask_rows,
     "diffuspec": parallel_head,
+    "ppd": prompt_tokens,
+    "knows-the-future": lambda: gated_masks(tiny_models.backend("llama").model, rows=8),
 }
 
 

@@ -25,6 +25,8 @@ KINDS: dict[str, str] = {  # imported when one is saved or loaded
     "eagle": "sapwood.heads.eagle:EagleHead",
     "medusa": "sapwood.heads.medusa:MedusaHeads",
     "mask-rows": "sapwood.heads.mask_rows:MaskRowsHead",
+    "gated-masks": "sapwood.heads.gated_masks:GatedMasksHead",
+    "ppd": "sapwood.heads.ppd:PpdHead",
     "medusa2": "sapwood.heads.medusa2:Medusa2Heads",
     "hydra": "sapwood.heads.hydra:HydraHeads",
     "early-exit": "sapwood.heads.early_exit:EarlyExitHead",

@@ -62,6 +62,23 @@ ENTRIES = (
         "pard",
     ),
     NamedRecipe(
+        "ppd",
+        "Hardware-aware parallel prompt decoding",
+        "2405.18628",
+        "ppd + prompt-tree + match + fixed(nodes=32, depth=3, width=10)",
+        "ppd",
+        fidelity=SIMPLIFIED,
+        note="The numbers of candidates and prompt tokens are options, not searched for on the "
+        "device, and each prompt token is one embedding instead of an ensemble.",
+    ),
+    NamedRecipe(
+        "knows-the-future",
+        "Your LLM Knows the Future",
+        "2507.11851",
+        "gated-masks + chain + match + fixed(nodes=8, depth=8, width=1)",
+        "gated-masks",
+    ),
+    NamedRecipe(
         "diffuspec",
         "DiffuSpec, its search and its lengths",
         "2510.02358",
