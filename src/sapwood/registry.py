@@ -43,6 +43,7 @@ TABLE: dict[str, str] = {
     "drafter.mask-rows": "sapwood.drafters.heads.mask_rows:MaskRows",
     "drafter.ppd": "sapwood.drafters.heads.ppd:Ppd",
     "drafter.gated-masks": "sapwood.drafters.heads.gated_masks:GatedMasks",
+    "drafter.streams": "sapwood.drafters.heads.streams:Streams",
     "drafter.mtp": "sapwood.drafters.heads.mtp:Mtp",
     "drafter.auto-head": "sapwood.drafters.heads.auto_head:AutoHead",
     "drafter.auto-draft-model": "sapwood.drafters.compose.auto_draft_model:AutoDraftModel",

@@ -30,7 +30,10 @@ TRAINED = {
         f"drafter.{name}"
         for name in ("eagle3", "eagle", "medusa", "hydra", "early-exit", "parallel", "recurrent")
     ),
-    *(f"drafter.{name}" for name in ("mtp", "medusa2", "mask-rows", "ppd", "gated-masks")),
+    *(
+        f"drafter.{name}"
+        for name in ("mtp", "medusa2", "mask-rows", "ppd", "gated-masks", "streams")
+    ),
     "drafter.online",
     *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers
     *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),

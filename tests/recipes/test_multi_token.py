@@ -21,7 +21,7 @@ from sapwood.recipe import Recipe
 from sapwood.recipes import multi_token, resolve
 from tests.helpers import mtp_checkpoints, tiny_models
 from tests.helpers.engine_rounds import make_text, plain_tokens, same_on_24_prompts
-from tests.helpers.lookahead_heads import gated_masks
+from tests.helpers.lookahead_heads import gated_masks, streams
 
 
 def scattered(head: Any) -> Any:
@@ -62,6 +62,7 @@ HEADS: dict[str, Any] = {
     "diffuspec": parallel_head,
     "ppd": prompt_tokens,
     "knows-the-future": lambda: gated_masks(tiny_models.backend("llama").model, rows=8),
+    "speculative-streaming": lambda: streams(tiny_models.backend("llama").model, rows=4),
 }
 
 

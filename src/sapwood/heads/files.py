@@ -26,6 +26,7 @@ KINDS: dict[str, str] = {  # imported when one is saved or loaded
     "medusa": "sapwood.heads.medusa:MedusaHeads",
     "mask-rows": "sapwood.heads.mask_rows:MaskRowsHead",
     "gated-masks": "sapwood.heads.gated_masks:GatedMasksHead",
+    "streams": "sapwood.heads.streams:StreamsHead",
     "ppd": "sapwood.heads.ppd:PpdHead",
     "medusa2": "sapwood.heads.medusa2:Medusa2Heads",
     "hydra": "sapwood.heads.hydra:HydraHeads",

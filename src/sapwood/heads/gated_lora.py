@@ -23,9 +23,9 @@ class GatedLora(nn.Module):
         self.down = nn.ParameterList(torch.randn(rank, wide) / wide**0.5 for wide in inputs)
         self.up = nn.ParameterList(torch.zeros(wide, rank) for wide in outputs)
 
-    def install(self, model: Any, gate: RowGate) -> list[Any]:
-        """Hooks that add the adapters to the gate's rows; each can be removed."""
-        found = linear_layers(model)
+    def install(self, model: Any, gate: RowGate, first: int = 0) -> list[Any]:
+        """Hooks that add the adapters, from a layer on, to the gate's rows; each can be removed."""
+        found = linear_layers(model, first)
         return [
             layer.register_forward_hook(added(gate, down, up))
             for layer, down, up in zip(found, self.down, self.up, strict=True)
@@ -55,13 +55,17 @@ def added(gate: RowGate, down: Tensor, up: Tensor) -> Any:
     return hook
 
 
-def linear_layers(model: Any) -> list[nn.Linear]:
-    """Linear layers of the decoder, without the output head."""
-    return [layer for layer in model.base_model.modules() if isinstance(layer, nn.Linear)]
+def linear_layers(model: Any, first: int = 0) -> list[nn.Linear]:
+    """Linear layers of the decoder's layers from this one on."""
+    return [
+        part
+        for layer in model.base_model.layers[first:]
+        for part in layer.modules()
+        if isinstance(part, nn.Linear)
+    ]
 
 
 def shared_copy(model: Any) -> Any:
     """A copy of a model that has modules of its own and shares all tensors."""
-    return copy.deepcopy(
-        model, {id(each): each for each in (*model.parameters(), *model.buffers())}
-    )
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(each): each for each in tensors})

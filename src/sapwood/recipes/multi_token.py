@@ -79,6 +79,17 @@ ENTRIES = (
         "gated-masks",
     ),
     NamedRecipe(
+        "speculative-streaming",
+        "Speculative streaming",
+        "2402.11131",
+        "streams + beam(beam=4) + match + fixed(nodes=12, depth=4, width=3)",
+        "streams",
+        fidelity=SIMPLIFIED,
+        note="Adapters act on the streams alone, so that the text stays the target's; a beam "
+        "chooses the tree instead of an early exit that prunes it, and rows of streams also pass "
+        "the lower layers, where they are discarded.",
+    ),
+    NamedRecipe(
         "diffuspec",
         "DiffuSpec, its search and its lengths",
         "2510.02358",

@@ -63,4 +63,4 @@ def run_packed(teacher: Teacher, tokens: Tensor, embeds: Tensor, texts: PackedTe
         use_cache=False,
     )
     states: Tensor = out.last_hidden_state[:, texts.text :]
-    return states.unflatten(1, (len(texts.anchors), texts.rows))
+    return states.reshape(len(tokens), len(texts.anchors), texts.rows, -1)

@@ -26,6 +26,7 @@ OBJECTIVES: dict[str, str] = {
     "draft-model": "sapwood.train.draft_model:DraftModelObjective",
     "boosted-draft-model": "sapwood.train.draft_model:BoostedDraftModelObjective",
     "gated-masks": "sapwood.train.gated_masks:GatedMasksObjective",
+    "streams": "sapwood.train.streams:StreamsObjective",
     "ppd": "sapwood.train.ppd:PpdObjective",
     "pard": "sapwood.train.pard:PardObjective",
 }

@@ -144,9 +144,9 @@ def sampled_recipe(target: TorchBackend, draws: Draw, policy: Any, verifier: Any
     return Recipe(drafter, policy, verifier, Fixed(nodes=2, depth=2, width=2))
 
 
-def three_tokens() -> TorchBackend:
-    model = tiny_models.make("llama", dtype=torch.float64, vocab_size=3)
-    return TorchBackend(model, "three tokens")
+def two_tokens() -> TorchBackend:
+    model = tiny_models.make("llama", dtype=torch.float64, vocab_size=2)
+    return TorchBackend(model, "two tokens")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def three_tokens() -> TorchBackend:
     ids=str,
 )
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
-    target = three_tokens()
+    target = two_tokens()
     recipe = sampled_recipe(target, draws, policy, verifier)
     assert law_error(recipe, target, SAMPLED, rounds=2, horizon=3) <= 1e-6
 
@@ -165,7 +165,7 @@ def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
         propose(tree, node, probs, *rest)
         tree.proposals[node, 0] = np.roll(probs, 1)
 
-    target = three_tokens()
+    target = two_tokens()
     recipe = sampled_recipe(target, Draw.IID, Chain(), Speculative())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_base, "propose", misstated)

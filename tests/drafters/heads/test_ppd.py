@@ -97,13 +97,13 @@ def test_rows_of_another_node_would_be_noticed() -> None:
 SAMPLED = Sampling(temperature=1.3, max_tokens=4)
 
 
-def three_tokens() -> TorchBackend:
-    model = tiny_models.make("llama", dtype=torch.float64, vocab_size=3)
-    return TorchBackend(model, "three tokens")
+def two_tokens() -> TorchBackend:
+    model = tiny_models.make("llama", dtype=torch.float64, vocab_size=2)
+    return TorchBackend(model, "two tokens")
 
 
 def sampled_recipe(draws: Draw, policy: Any, verifier: Any) -> Recipe:
-    drafter = Ppd(head=make_head(3, 2), draws=draws, prompts=4)
+    drafter = Ppd(head=make_head(2, 2), draws=draws, prompts=4)
     return Recipe(drafter, policy, verifier, Fixed(nodes=2, depth=2, width=2))
 
 
@@ -114,7 +114,7 @@ def sampled_recipe(draws: Draw, policy: Any, verifier: Any) -> Recipe:
 )
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
     recipe = sampled_recipe(draws, policy, verifier)
-    assert law_error(recipe, three_tokens(), SAMPLED, rounds=2, horizon=3) <= 1e-6
+    assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3) <= 1e-6
 
 
 def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
@@ -125,7 +125,7 @@ def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
     recipe = sampled_recipe(Draw.IID, Chain(), Speculative())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_base, "propose", misstated)
-        assert law_error(recipe, three_tokens(), SAMPLED, rounds=2, horizon=3) > 1e-3
+        assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3) > 1e-3
 
 
 def bound(**options: Any) -> Ppd:

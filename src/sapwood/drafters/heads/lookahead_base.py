@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sapwood.core.lookahead import LookaheadRows
-from sapwood.core.protocols import EngineContext, RequestContext, TargetOutput
+from sapwood.core.protocols import EngineContext, Frontier, RequestContext, TargetOutput
+from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import Outcome
 from sapwood.drafters.heads.head_base import HeadBase
@@ -60,3 +61,19 @@ class LookaheadBase(HeadBase):
         """Free the output of the rows."""
         self.found_ = None
         self.rows_ = range(0)
+
+
+@dataclass
+class MarginalBase(LookaheadBase):
+    """A drafter whose rows predict by themselves: all nodes of a depth share one distribution."""
+
+    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
+        """Add children from the row of each node's depth; none below the last."""
+        import torch
+
+        able = [(node, width) for node, width in frontier if tree.depths[node] < len(self.rows_)]
+        if not able or self.found_ is None:
+            return
+        rows = [self.found_.logits(self.rows_[int(tree.depths[node])]) for node, _ in able]
+        logits = torch.from_numpy(np.stack(rows))
+        self._speak(tree, able, logits, rng, self.sampler_, self.committed_)

@@ -13,14 +13,13 @@ import numpy as np
 from sapwood.common.rank_table import measured, rank_tree, usual
 from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.part import at_least
-from sapwood.core.protocols import EngineContext, Frontier
-from sapwood.core.rng import Rng
+from sapwood.core.protocols import EngineContext
 from sapwood.core.tree import Tree
-from sapwood.drafters.heads.lookahead_base import LookaheadBase
+from sapwood.drafters.heads.lookahead_base import MarginalBase
 
 
 @dataclass
-class Ppd(LookaheadBase):
+class Ppd(MarginalBase):
     """Trained prompt tokens behind the nodes of the tree, in the pass that verifies it."""
 
     prompts: int = 48  # prompt tokens of a tree, >= 1
@@ -37,17 +36,6 @@ class Ppd(LookaheadBase):
         kind = self.head if isinstance(self.head, str) and self.head else self.trained
         table = measured(kind, setting.target.info) or usual()
         self.chances = [list(level) for level in table[: self.most]]
-
-    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
-        """Add children from the prompt token of each node's depth; none below the last."""
-        import torch
-
-        able = [(node, width) for node, width in frontier if tree.depths[node] < len(self.rows_)]
-        if not able or self.found_ is None:
-            return
-        rows = [self.found_.logits(self.rows_[int(tree.depths[node])]) for node, _ in able]
-        logits = torch.from_numpy(np.stack(rows))
-        self._speak(tree, able, logits, rng, self.sampler_, self.committed_)
 
     def _counts(self, tree: Tree) -> IntArray:
         """The prompt tokens that are worth most, [nodes]; at least one behind the root."""
