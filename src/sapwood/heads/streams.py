@@ -83,11 +83,7 @@ class StreamsHead(TiedBase):
     def begun(self, states: Tensor, gate: RowGate) -> Tensor:
         """States with which the gate's rows begin, [batch, rows, width]."""
         owners = states.index_select(1, gate.anchors).to(self.embeds.dtype)
-        same = gate.anchors[1:] == gate.anchors[:-1]
-        places = torch.zeros_like(gate.anchors)
-        for row, goes_on in enumerate(same.tolist(), 1):
-            places[row] = places[row - 1] + 1 if goes_on else 0
-        found: Tensor = self.start(owners) + self.embeds[places]
+        found: Tensor = self.start(owners) + self.embeds[places_of(gate.anchors)]
         return found
 
     def lookahead(self, model: Any) -> LookaheadModel:
@@ -97,3 +93,11 @@ class StreamsHead(TiedBase):
         self.install(made, gate)
         made.set_input_embeddings(MaskEmbedding(made.get_input_embeddings(), self))
         return LookaheadModel(made, gate)
+
+
+def places_of(anchors: Tensor) -> Tensor:
+    """Place of each row among those of its anchor, which lie side by side, [rows]."""
+    rows = torch.arange(len(anchors), device=anchors.device)
+    begins = torch.ones_like(anchors, dtype=torch.bool)
+    begins[1:] = anchors[1:] != anchors[:-1]
+    return rows - torch.where(begins, rows, 0).cummax(0).values
