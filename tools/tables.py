@@ -113,7 +113,8 @@ one place, **reconstructed** a rule rebuilt where the paper or its constants wer
 NEEDS = """\
 Needs: what has to be trained for a model first (`sapwood train NAME`; trained for {model} and part
 of the package: {shipped}), and what not every backend provides: **hidden** states, **layers** to
-stop between, **variants** of the target, an **mtp** module in its checkpoint. `auto-draft-model`
+stop between, **variants** of the target, an **mtp** module in its checkpoint, **lookahead** rows
+beside the nodes of a tree. `auto-draft-model`
 and `auto-head` take the draft model and the EAGLE-3 head that were trained for the model, or
 another drafter where none was; the table names it after **else**, and a run says so once.
 """
@@ -161,13 +162,10 @@ Systems of the surveys that no combination of these parts makes, and why:
 - **Best-of-n** over a shared tree is the server's `n`: the choices share the keys of their prompt,
   and their trees one pass. Beam search is another text than plain decoding's; of its speculative
   form, DSBD, `dsbd` has the width rule.
-- **Speculative Streaming** (2402.11131), **PPD** (2405.18628) and **Your LLM Knows the Future**
-  (2507.11851) put rows for later tokens, with weights of their own, into the pass that verifies; a
-  backend here scores tokens of the vocabulary alone. `pass` runs such rows in a pass of their own.
-- **PARD** (2504.18583) adapts all weights of a draft model to mask tokens; there is no trainer for
-  that here.
 - **SSD** (2510.04147) verifies the steps of a diffusion model, whose text is not written from left
-  to right: the loop of this engine has no such target.
+  to right: the loop has no such target, and no recipe names it. `sapwood.engine.diffusion` is a
+  driver of its own, for exact tables and small masked models; its text is that of decoding the same
+  diffusion model step by step.
 - **Clover** (2405.00263), **Amphista** (2406.13170), **hidden transfer** (2404.12022) and
   **Gumiho** (2503.10135) are further heads over the same states; their networks were not rebuilt.
 - **SpecPIM** is hardware, and **Speculative RAG** a pipeline of prompts.

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sapwood.backends.toy import ToyBackend
+from sapwood.common.rank_table import Ranks
 from sapwood.core.array_types import FloatArray
 from sapwood.core.part import Part
 from sapwood.core.protocols import Drafter, EngineContext, Frontier, RequestContext
@@ -16,7 +17,6 @@ from sapwood.core.types import Budget, Draw
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import no_loader
 from sapwood.engine.request_decoder import grow
-from sapwood.policies.rank_paths import Ranks
 
 SEEDS = st.integers(0, 10_000)
 EXACT = 1e-12

@@ -7,6 +7,7 @@ from sapwood.core.types import Guarantee
 from sapwood.drafters.compose.cas_spec import CasSpec
 from sapwood.drafters.compose.cascade import Cascade
 from sapwood.drafters.compose.draft_model import DraftModel
+from sapwood.drafters.compose.pard import Pard
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.recipe import Recipe
 from sapwood.recipes import RECIPES, resolve
@@ -14,6 +15,7 @@ from sapwood.recipes import RECIPES, resolve
 # what cannot be made without an argument, or is dull without one
 MADE: dict[str, Part] = {
     "drafter.draft-model": DraftModel(model=ToyBackend("draft")),
+    "drafter.pard": Pard(model=ToyBackend("draft"), rows=2, mask=2),
     "drafter.cascade": Cascade(drafter=DraftModel(model=ToyBackend("draft")), first=2),
     "drafter.cas-spec": CasSpec(
         drafters=[DraftModel(model=ToyBackend("draft")), Ngram()], costs=[0.2, 0.01]
@@ -28,7 +30,10 @@ TRAINED = {
         f"drafter.{name}"
         for name in ("eagle3", "eagle", "medusa", "hydra", "early-exit", "parallel", "recurrent")
     ),
-    *(f"drafter.{name}" for name in ("mtp", "medusa2", "mask-rows")),
+    *(
+        f"drafter.{name}"
+        for name in ("mtp", "medusa2", "mask-rows", "ppd", "gated-masks", "streams")
+    ),
     "drafter.online",
     *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers
     *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),

@@ -6,9 +6,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sapwood.common.rank_table import Ranks
 from sapwood.core.types import Budget
 from sapwood.policies.dyspec import DySpec
-from sapwood.policies.rank_paths import Ranks
 from tests.helpers.oracle_drafter import SEEDS, Oracle, paths, run
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sapwood.common.rank_table import Ranks
 from sapwood.core.rng import KeyedRng
 from sapwood.core.types import Budget
 from sapwood.engine.request_decoder import grow
 from sapwood.policies.opt_tree import OptTree
-from sapwood.policies.rank_paths import Ranks
 from tests.helpers.oracle_drafter import SEEDS, Oracle, paths, reaches, run
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sapwood import registry
 from sapwood.backends.toy import ToyBackend
+from sapwood.common.rank_table import measured, rank_tree, usual
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import EngineContext
 from sapwood.core.rng import KeyedRng
@@ -18,7 +19,7 @@ from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import Engine, no_loader
 from sapwood.errors import SapwoodError
-from sapwood.policies.rank_paths import RankPaths, breadth_first, measured, rank_tree, usual
+from sapwood.policies.rank_paths import RankPaths, breadth_first
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
 from sapwood.testing import check_part, law_error

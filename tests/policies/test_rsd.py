@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapwood.backends.toy import ToyBackend
+from sapwood.common.rank_table import Ranks
 from sapwood.core.array_types import FloatArray
 from sapwood.core.protocols import EngineContext
 from sapwood.core.rng import KeyedRng, Rng
@@ -17,7 +18,6 @@ from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import Engine, no_loader
 from sapwood.engine.request_decoder import grow
-from sapwood.policies.rank_paths import Ranks
 from sapwood.policies.rsd import Rsd
 from sapwood.recipes import resolve
 from sapwood.testing.exact import outcomes

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapwood.backends.toy import ToyBackend
+from sapwood.common.rank_table import Ranks
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import EngineContext, Policy
 from sapwood.core.rng import KeyedRng
@@ -24,7 +25,7 @@ from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import Engine, no_loader
 from sapwood.policies import rank_acceptance as tests_of_siblings
 from sapwood.policies.rank_acceptance import OFTEN, TRUST, USUAL, RankAcceptance, RankAcceptanceFile
-from sapwood.policies.rank_paths import Ranks, breadth_first
+from sapwood.policies.rank_paths import breadth_first
 from sapwood.policies.sequoia import Sequoia, children, choose, solve
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve

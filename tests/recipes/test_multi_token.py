@@ -9,16 +9,19 @@ import torch
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Guarantee
+from sapwood.drafters.compose.pard import Pard
 from sapwood.engine.loop import Engine
 from sapwood.heads.layers import LayerShape
 from sapwood.heads.mask_rows import MaskRowsConfig, MaskRowsHead
 from sapwood.heads.medusa import MedusaConfig, MedusaHeads
 from sapwood.heads.medusa2 import Medusa2Heads
 from sapwood.heads.parallel import ParallelConfig, ParallelHead
+from sapwood.heads.ppd import PpdHead
 from sapwood.recipe import Recipe
 from sapwood.recipes import multi_token, resolve
 from tests.helpers import mtp_checkpoints, tiny_models
 from tests.helpers.engine_rounds import make_text, plain_tokens, same_on_24_prompts
+from tests.helpers.lookahead_heads import gated_masks, streams
 
 
 def scattered(head: Any) -> Any:
@@ -48,11 +51,18 @@ def mask_rows() -> Any:
     return scattered(MaskRowsHead(MaskRowsConfig(32, 61, 4)))
 
 
+def prompt_tokens() -> Any:
+    return scattered(PpdHead(MaskRowsConfig(32, 61, 3)))
+
+
 HEADS: dict[str, Any] = {
     "blockwise": medusa_heads,
     "medusa2": medusa2_heads,
     "pass": mask_rows,
     "diffuspec": parallel_head,
+    "ppd": prompt_tokens,
+    "knows-the-future": lambda: gated_masks(tiny_models.backend("llama").model, rows=8),
+    "speculative-streaming": lambda: streams(tiny_models.backend("llama").model, rows=4),
 }
 
 
@@ -64,6 +74,9 @@ def made(name: str) -> tuple[Any, Recipe]:
         return tiny_models.backend("llama"), dataclasses.replace(recipe, drafter=drafter)
     if name.startswith("mtp"):
         return mtp_checkpoints.target("qwen"), recipe
+    if name == "pard":
+        drafter = Pard(model=tiny_models.backend("qwen2"), mask=60)
+        return tiny_models.backend("llama"), dataclasses.replace(recipe, drafter=drafter)
     return tiny_models.backend("llama"), recipe
 
 

@@ -128,14 +128,18 @@ class ToyBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """None: there is no model."""
-        return Capabilities()
+        """Look-ahead rows, whose ids are further tokens of the table; there is no model."""
+        return Capabilities(lookahead=lambda _: self.salt)
 
     @property
     def info(self) -> BackendInfo:
         """A tiny vocabulary, exact arithmetic."""
         return BackendInfo(
-            name="toy", model=f"toy-{self.salt}", vocab=self.vocab, context=self.context
+            name="toy",
+            model=f"toy-{self.salt}",
+            vocab=self.vocab,
+            context=self.context,
+            provides=frozenset({"lookahead"}),
         )
 
     def open(self, tokens: Sequence[int]) -> ToySession:
@@ -168,7 +172,7 @@ class ToyBackend:
             raise SapwoodError(
                 f"a text of more than {self.context} tokens does not fit the toy's context"
             )
-        tails = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
+        tails = [job.rows for job in work] + [len(chunk.tokens) for chunk in chunks]
         both = zip((*trees, *texts), tails, strict=True)
         reserve([(session.table, session.length, session.length + tail) for session, tail in both])
         self.passes += 1
@@ -185,9 +189,16 @@ class ToyBackend:
         session = own(work.session)
         tree = work.tree
         session.tree = tree
-        return self.scores(
-            [(*session.tokens, *tree.spell(node)) for node in range(work.since, len(tree))]
+        whole = tree if work.lookahead is None else work.lookahead.added_to(tree)
+        found = self.scores(
+            [(*session.tokens, *whole.spell(node)) for node in range(work.since, len(whole))]
         )
+        if work.lookahead is None:
+            return found
+        nodes = len(tree) - work.since
+        output = ToyOutput(found.rows[:nodes])
+        output.lookahead = ToyOutput(found.rows[nodes:])
+        return output
 
     def scores(self, contexts: Sequence[tuple[int, ...]]) -> ToyOutput:
         """Look up the probs after each context."""

@@ -8,7 +8,9 @@ from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, Self
 
+from sapwood.core.lookahead import LookaheadRows
 from sapwood.core.protocols import EngineContext, PartProtocol, RequestContext, TargetProbs
+from sapwood.core.tree import Tree
 from sapwood.core.types import AcceptanceTable, BatchLoad, Budget, Outcome
 from sapwood.errors import SapwoodError
 
@@ -106,6 +108,10 @@ class Part:
         """Set the load of the coming pass, in nested controllers too."""
         for part in self.nested():
             part.join(load)
+
+    def lookahead(self, tree: Tree) -> LookaheadRows | None:
+        """A drafter's rows behind the nodes of a tree; most have none."""
+        return None
 
     def follows(self, target: TargetProbs) -> bool:
         """True when a verifier's verdict is the walk along the target's own tokens."""

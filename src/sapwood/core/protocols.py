@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.lookahead import LookaheadModel, LookaheadRows
+from sapwood.core.mtp_runner import MtpRunner
 from sapwood.core.rng import Rng
 from sapwood.core.sampling import Sampler
 from sapwood.core.tree import Tree
@@ -64,6 +66,8 @@ class TargetOutput(Protocol):
 
     # seconds that the host waited for a prelaunched pass; None for other passes
     host_wait: float | None = None
+    # output of the tree's look-ahead rows, in their order; None when it has none
+    lookahead: "TargetOutput | None" = None
 
     def argmax(self) -> IntArray:
         """Best next token of each node, [n]; the lowest id wins a tie."""
@@ -105,6 +109,13 @@ class TreeInput:
     tree: Tree
     # nodes below this index were scored by an earlier call of this round; rows start here
     since: int = 0
+    # rows that are scored behind the nodes, and never committed
+    lookahead: LookaheadRows | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole tree in a pass."""
+        return len(self.tree) + (0 if self.lookahead is None else len(self.lookahead))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,27 +195,6 @@ class StageRunner(Protocol):
         """Cancel a run before this stage."""
 
 
-class MtpRunner(Protocol):
-    """Backend of a module for several tokens that was trained with the target."""
-
-    @property
-    def info(self) -> BackendInfo:
-        """Model, sizes, features and device."""
-
-    @property
-    def layers(self) -> int:
-        """Layers of the module: the layer whose kept input goes with the next token."""
-
-    def pair(self, states: Any) -> None:
-        """Use these hidden states, each before its token, in the next pass, [rows, width]."""
-
-    def open(self, tokens: Sequence[int]) -> "Session":
-        """A session with these tokens committed; nothing is scored."""
-
-    def score(self, work: "Sequence[TreeInput]") -> "list[TargetOutput]":
-        """One pass over all trees, with the states of `pair`."""
-
-
 class HeadAdopter(Protocol):
     """A network that converts trained heads to its own number format."""
 
@@ -225,6 +215,9 @@ class Capabilities:
     place_tree: Callable[[Tree], Tree] | None = None
     # a backend of this name for the model that a function makes of the target's own layers
     run_derived: "Callable[[Callable[[Any], Any], str], Backend] | None" = None
+    # runs look-ahead rows by the model that a function makes of the target's; the handle is for
+    # `LookaheadRows.model`
+    lookahead: Callable[[Callable[[Any], LookaheadModel]], Any] | None = None
     layer_split: LayerSplit | None = None
     # the layers in so many stages for the window of a session, the first of them ending before a
     # layer (0: anywhere); returns None when the model cannot be cut
@@ -396,6 +389,9 @@ class Drafter(PartProtocol, Protocol):
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add children to these nodes only, at most `fan` times the given number each."""
+
+    def lookahead(self, tree: Tree) -> LookaheadRows | None:
+        """Rows of its own behind the nodes of the tree that will be verified; None for none."""
 
 
 class Policy(PartProtocol, Protocol):

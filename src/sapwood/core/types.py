@@ -14,6 +14,7 @@ from sapwood.core.array_types import BoolArray, FloatArray
 from sapwood.core.tree import Tree
 
 if TYPE_CHECKING:
+    from sapwood.core.lookahead import LookaheadRows
     from sapwood.core.protocols import TargetOutput
 
 
@@ -263,11 +264,14 @@ class Outcome:
     shared: SharedPass | None = None
     discarded: int = 0  # nodes drafted beside the pass that the emitted text left behind
     passes: int = 1  # of the target; more where several runs of a pipeline made up the round
+    lookahead: "LookaheadRows | None" = None  # rows behind the nodes of the verified tree
 
     @property
     def rows(self) -> int:
         """Rows of the pass, of all its requests."""
-        return len(self.tree) if self.shared is None else self.shared.rows + self.shared.prefill
+        if self.shared is not None:
+            return self.shared.rows + self.shared.prefill
+        return len(self.tree) + (0 if self.lookahead is None else len(self.lookahead))
 
     @property
     def trees(self) -> int:

@@ -82,9 +82,7 @@ class Batch:
             if request not in able:
                 yield from self._prune(request, None, alone)
         rows = (
-            self.prefill
-            + len(able)
-            + sum(len(tree_input.tree) for tree_input in self.inputs.values())
+            self.prefill + len(able) + sum(tree_input.rows for tree_input in self.inputs.values())
         )
         for request, count in zip(able, self._shares(able, rows, total), strict=True):
             yield from self._prune(request, count, alone)
@@ -129,7 +127,7 @@ class Batch:
             outputs[-1].argmax()  # waits for the device
         found.seconds = self.now() - start
         if inputs and not alone:
-            sizes = [len(tree_input.tree) for tree_input in inputs.values()]
+            sizes = [tree_input.rows for tree_input in inputs.values()]
             seen = sum(
                 size * tree_input.session.length
                 for size, tree_input in zip(sizes, inputs.values(), strict=True)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sapwood.core.lookahead import LookaheadRows
 from sapwood.core.part import learns, prices
 from sapwood.core.protocols import (
     Drafter,
@@ -83,6 +84,7 @@ class RequestDecoder:
         )
         # a round that only the drafter has observed so far
         self.pending_outcome: Outcome | None = None
+        self.row_drafts: LookaheadRows | None = None  # rows behind this round's nodes
         self.next_round: NextRound | None = None
         # seconds; see `overlooked`
         self.growing = 0.0  # of the device for a draft launched ahead
@@ -126,7 +128,8 @@ class RequestDecoder:
             self.tree = self.policy.prune(self.grown, budget)
         self.clock.lap("draft")
         self.clock.add("draft", self.overlooked())
-        return TreeInput(self.session, self.tree)
+        self.row_drafts = self.drafter.lookahead(self.tree)
+        return TreeInput(self.session, self.tree, lookahead=self.row_drafts)
 
     def overlooked(self) -> float:
         """Seconds of device drafting during the caller's pause, which count as drafting."""
@@ -151,10 +154,22 @@ class RequestDecoder:
         verdict = self.verify(probs)
         self.session.commit(verdict.path)
         times = self._time_verified()
-        asked = self.budget.nodes > 0
-        outcome = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, shared)
+        outcome = self._outcome(verdict, scores, context, times, shared)
         self.observe(outcome, late=overlaps)
         return outcome
+
+    def _outcome(
+        self,
+        verdict: Verdict,
+        scores: TargetOutput,
+        context: int,
+        times: StageTimes,
+        shared: SharedPass | None,
+    ) -> Outcome:
+        """The round as parts observe it."""
+        asked = self.budget.nodes > 0
+        found = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, shared)
+        return found if self.row_drafts is None else replace(found, lookahead=self.row_drafts)
 
     def _finish_root(self, scores: TargetOutput, shared: SharedPass) -> Outcome:
         """`finish_round` of a root alone in a shared pass, whose verdict is the best token."""
@@ -164,8 +179,7 @@ class RequestDecoder:
         verdict = Verdict(ROOT_PATH, int(scores.argmax()[ROOT]))
         self.session.commit(ROOT_PATH)
         times = self.clock.split()
-        asked = self.budget.nodes > 0
-        outcome = Outcome(self.grown, self.tree, verdict, scores, context, times, asked, shared)
+        outcome = self._outcome(verdict, scores, context, times, shared)
         self.observe(outcome, late=False)
         return outcome
 

@@ -5,7 +5,7 @@ token i places further. The layers and the output head are the target's own and 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +38,25 @@ class MaskRowsHead(TiedBase):
         self.embeds = nn.Parameter(torch.zeros(config.rows, config.width))
 
 
+class RowHead(Protocol):
+    """A head with embeddings of rows."""
+
+    @property
+    def vocab(self) -> int:
+        """Tokens of the target; ids of rows begin here."""
+
+    @property
+    def embeds(self) -> Tensor:
+        """Embeddings, [rows, width]."""
+
+
 class MaskEmbedding(nn.Module):
     """The target's embedding, in which ids from its vocabulary's size on are look-ahead rows."""
 
-    def __init__(self, table: nn.Module, head: MaskRowsHead) -> None:
+    def __init__(self, table: nn.Module, head: RowHead) -> None:
         super().__init__()
         self.table = table
-        self.vocab = head.config.vocab
+        self.vocab = head.vocab
         self.embeds = head.embeds.detach()
 
     def forward(self, tokens: Tensor) -> Tensor:

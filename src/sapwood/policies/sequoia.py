@@ -16,13 +16,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from sapwood.common.rank_table import Ranks
 from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.part import at_least
 from sapwood.core.protocols import EngineContext, RequestContext
 from sapwood.core.types import Budget, Outcome
 from sapwood.policies.draft_cost_fit import DraftCostFit
 from sapwood.policies.rank_acceptance import RankAcceptance, RankAcceptanceFile
-from sapwood.policies.rank_paths import Ranks, RankTree
+from sapwood.policies.rank_paths import RankTree
 
 # stands in for a chance of zero, which a tree that does not exist must not be multiplied by
 TINY = 1e-12

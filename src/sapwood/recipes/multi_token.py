@@ -55,6 +55,41 @@ ENTRIES = (
         "accepted tokens once more.",
     ),
     NamedRecipe(
+        "pard",
+        "PARD",
+        "2504.18583",
+        "pard + chain + match + fixed(nodes=8, depth=8, width=1)",
+        "pard",
+    ),
+    NamedRecipe(
+        "ppd",
+        "Hardware-aware parallel prompt decoding",
+        "2405.18628",
+        "ppd + prompt-tree + match + fixed(nodes=32, depth=3, width=10)",
+        "ppd",
+        fidelity=SIMPLIFIED,
+        note="The numbers of candidates and prompt tokens are options, not searched for on the "
+        "device, and each prompt token is one embedding instead of an ensemble.",
+    ),
+    NamedRecipe(
+        "knows-the-future",
+        "Your LLM Knows the Future",
+        "2507.11851",
+        "gated-masks + chain + match + fixed(nodes=8, depth=8, width=1)",
+        "gated-masks",
+    ),
+    NamedRecipe(
+        "speculative-streaming",
+        "Speculative streaming",
+        "2402.11131",
+        "streams + beam(beam=4) + match + fixed(nodes=12, depth=4, width=3)",
+        "streams",
+        fidelity=SIMPLIFIED,
+        note="Adapters act on the streams alone, so that the text stays the target's; a beam "
+        "chooses the tree instead of an early exit that prunes it, and rows of streams also pass "
+        "the lower layers, where they are discarded.",
+    ),
+    NamedRecipe(
         "diffuspec",
         "DiffuSpec, its search and its lengths",
         "2510.02358",

@@ -146,7 +146,7 @@ def train(job: TrainJob, watch: JobObserver, began: float) -> list[dict[str, Any
                 folder,
             )
         )
-        if one.kind in ranks.ANSWERS:  # for the policy `sparse`
+        if one.kind in ranks.KINDS:  # for the policy `sparse`
             ranks.save(homes[index], ranks.measure(taught, teacher, loop.some(RANKED)))
     state.unlink()
     return records

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapwood.policies.rank_paths import RANKS
-from sapwood.train import hydra, medusa
+from sapwood.common.rank_table import RANKS
+from sapwood.train import hydra, medusa, ppd
 from sapwood.train.batches import TrainBatch
 from sapwood.train.checkpoint import write
 from sapwood.train.labels import label
 from sapwood.train.teacher import Teacher
 
 ANSWERS: dict[str, Any] = {"medusa": medusa.answers, "hydra": hydra.answers}
+COUNTED: dict[str, Any] = {"ppd": ppd.rank_hits}
+KINDS = (*ANSWERS, *COUNTED)
 
 
 @torch.inference_mode()
@@ -34,6 +36,9 @@ def measure(
 
 def hits_of(head: Any, teacher: Teacher, batch: TrainBatch, ranks: int) -> tuple[Tensor, int]:
     """Number of tokens that are the draft of each rank [heads, ranks], and of all tokens."""
+    if head.kind in COUNTED:
+        counted: tuple[Tensor, int] = COUNTED[head.kind](head, teacher, batch, ranks)
+        return counted
     labels = label(head, teacher, batch, hard=0.0)
     wanted = batch.tokens[labels.texts, labels.places + 1]
     found = []

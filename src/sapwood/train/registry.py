@@ -25,6 +25,10 @@ OBJECTIVES: dict[str, str] = {
     "cllm": "sapwood.train.cllm:CllmObjective",
     "draft-model": "sapwood.train.draft_model:DraftModelObjective",
     "boosted-draft-model": "sapwood.train.draft_model:BoostedDraftModelObjective",
+    "gated-masks": "sapwood.train.gated_masks:GatedMasksObjective",
+    "streams": "sapwood.train.streams:StreamsObjective",
+    "ppd": "sapwood.train.ppd:PpdObjective",
+    "pard": "sapwood.train.pard:PardObjective",
 }
 # fitted on rounds of a drafter; see predictors.py
 PREDICTORS = ("specdec++", "ldlp", "c2t", "ltd", "judge")

@@ -99,11 +99,12 @@ def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None
 
 
 def test_training_moves_the_rows_alone_and_lowers_the_loss(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # the rows begin at random
     guide = teacher(torch.float32)
-    objective = MaskRowsObjective(rows=ROWS, rate=0.05, matrix_rate=0.05)
+    objective = MaskRowsObjective(rows=ROWS, rate=0.02, matrix_rate=0.02)
     before = {name: weight.clone() for name, weight in guide.model.state_dict().items()}
     fresh = objective.build(guide, corpus().counts(guide.vocab))
-    settings = LoopSettings(steps=30, tokens=512, log=10)
+    settings = LoopSettings(steps=40, tokens=512, log=10)
     trained, _ = TrainingLoop(objective, guide, corpus(), settings, tmp_path / "state").run()
     losses = []
     with torch.no_grad():

@@ -18,6 +18,7 @@ from sapwood.backends.torch.hf.support import context_of, vocab_of
 from sapwood.backends.torch.kv_pool import KvPool, reserve_all
 from sapwood.backends.torch.network import (
     BoundedNetwork,
+    LookaheadNetwork,
     MixedNetwork,
     Network,
     PartialNetwork,
@@ -26,6 +27,7 @@ from sapwood.backends.torch.network import (
 )
 from sapwood.backends.torch.output import TorchOutput
 from sapwood.backends.torch.session import PartialTree, PromptStates, TorchSession
+from sapwood.core.lookahead import LookaheadModel
 from sapwood.core.protocols import (
     Capabilities,
     KvMemory,
@@ -34,6 +36,7 @@ from sapwood.core.protocols import (
     TargetOutput,
     TreeInput,
 )
+from sapwood.core.tree import Tree
 from sapwood.core.types import BackendInfo
 from sapwood.core.whole_tree import TreeBuilder
 from sapwood.errors import SapwoodError
@@ -78,6 +81,7 @@ class TorchBackend:
             network=self.network,
             tree_builder=self.tree_builder,
             run_derived=self.run_derived,
+            lookahead=self.lookahead if isinstance(self.network, LookaheadNetwork) else None,
             layer_split=self if isinstance(self.network, PartialNetwork) else None,
             variant=self.variant,
             stages=self.stages if isinstance(self.network, PartialNetwork) else None,
@@ -103,6 +107,11 @@ class TorchBackend:
 
         return TorchBackend(derive(whole(self.model)), name)
 
+    def lookahead(self, derive: Callable[[Any], LookaheadModel]) -> Any:
+        """A network that runs look-ahead rows beside the nodes, over the same sessions."""
+        assert isinstance(self.network, LookaheadNetwork)
+        return self.network.lookahead(derive)
+
     def _describe(self, name: str) -> BackendInfo:
         context = context_of(self.model.config.get_text_config())
         if isinstance(self.network, BoundedNetwork):
@@ -115,6 +124,7 @@ class TorchBackend:
             provides=frozenset(
                 {"hidden", "variants"}
                 | ({"layers"} if isinstance(self.network, PartialNetwork) else set())
+                | ({"lookahead"} if isinstance(self.network, LookaheadNetwork) else set())
             ),
             device=str(self.device),
             dtype=self.network.precision,
@@ -179,13 +189,13 @@ class TorchBackend:
         check_apart([*trees, *texts])
         for session, job in zip(trees, work, strict=True):
             session.check(job.tree, job.since)
-            self._check_room(session.length + job.tree.height + 1)
+            self._check_room(session.length + whole_tree(job).height + 1)
         for session, chunk in zip(texts, chunks, strict=True):
             self._check_room(session.length + len(chunk.tokens))
         if chunks or len(work) > 1:  # for a single tree, `begin` reserves
             reserve_all(
                 [
-                    session.place(len(job.tree), job.since)
+                    session.place(job.rows, job.since)
                     for session, job in zip(trees, work, strict=True)
                 ]
                 + [
@@ -211,17 +221,21 @@ class TorchBackend:
             return []
         trees = self._sessions(work)
         texts = self._sessions(chunks)
+        whole = [whole_tree(job) for job in work]
         begun = [
-            session.begin(job.tree, job.since) for session, job in zip(trees, work, strict=True)
+            session.begin(tree, job.since)
+            for session, tree, job in zip(trees, whole, work, strict=True)
         ]
         begun += [
             session.extend(len(chunk.tokens)) for session, chunk in zip(texts, chunks, strict=True)
         ]
-        tokens = [job.tree.tokens[job.since :] for job in work]
+        tokens = [tree.tokens[job.since :] for tree, job in zip(whole, work, strict=True)]
         tokens += [np.asarray(chunk.tokens, np.int64) for chunk in chunks]
         rows = PassInput(joined(tokens), [block for block, _ in begun], [span for _, span in begun])
         logit_rows = sum(block.rows for block in rows.blocks[: len(work)])
-        if self._mixing is not None:
+        if any(job.lookahead for job in work):
+            logits, hidden = self._score_lookahead(work, rows)
+        elif self._mixing is not None:
             logits, hidden = self._mixing.mix(rows, self._kept(chunks), logit_rows)
         else:
             logits, hidden = self.network.score(rows, self._kept())
@@ -233,14 +247,35 @@ class TorchBackend:
             else [{n: found[span] for n, found in hidden.items()} for span in spans]
         )
         for session, job, own in zip(trees, work, states, strict=False):
-            session.scored(job.tree, own)
+            session.scored(job.tree, own if job.lookahead is None else nodes_of(job, own))
         for session, chunk, own in zip(texts, chunks, states[len(work) :], strict=True):
             session.learn(chunk.tokens, own, self.network.speak)
         mine = zip(spans, states, work, strict=False)
         return [
-            TorchOutput(logits if len(spans) == 1 else logits[span], own, settle=settle)
-            for span, own, _ in mine
+            split_output(
+                TorchOutput(logits if len(spans) == 1 else logits[span], own, settle=settle), job
+            )
+            for span, own, job in mine
         ]
+
+    def _score_lookahead(
+        self, work: Sequence[TreeInput], rows: PassInput
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Run a pass with look-ahead rows, by the network that knows them."""
+        models = {id(job.lookahead.model): job.lookahead.model for job in work if job.lookahead}
+        if len(models) > 1:
+            raise ValueError("the look-ahead rows of one pass belong to one drafter")
+        [network] = models.values()
+        ends = np.cumsum([0, *(block.rows for block in rows.blocks)])
+        found = [
+            (start + len(job.tree) - job.since, start - job.since, job.lookahead)
+            for start, job in zip(ends.tolist(), work, strict=False)
+            if job.lookahead
+        ]
+        index = np.concatenate([first + np.arange(len(ahead)) for first, _, ahead in found])
+        anchors = np.concatenate([base + ahead.anchors for _, base, ahead in found])
+        assert isinstance(network, LookaheadNetwork)
+        return network.score_lookahead(rows, self._kept(), index, anchors)
 
     def _kept(self, chunks: Sequence[PrefillChunk] = ()) -> set[int]:
         """Layers whose inputs a pass keeps; the final states too, for prompts and cached text."""
@@ -293,7 +328,8 @@ class TorchBackend:
         """Run the other layers of a tree that `enter` has begun; None if there is none."""
         session = self._own(job)
         entered = session.entered
-        nodes = None if entered is None or job.since else entered.rows_of(job.tree)
+        fresh = job.since > 0 or job.lookahead is not None
+        nodes = None if entered is None or fresh else entered.rows_of(job.tree)
         if entered is None or nodes is None:
             return None
         if (nodes < 0).any():  # the leaves, which no drafter has expanded
@@ -377,6 +413,27 @@ def stock(model: Any) -> Network:
     from sapwood.backends.torch.lazy_model import whole
 
     return HfNetwork(whole(model))
+
+
+def whole_tree(job: TreeInput) -> Tree:
+    """The tree with its look-ahead rows as further nodes."""
+    return job.tree if job.lookahead is None else job.lookahead.added_to(job.tree)
+
+
+def nodes_of(job: TreeInput, states: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The states of the tree's own nodes."""
+    nodes = len(job.tree) - job.since
+    return {layer: found[:nodes] for layer, found in states.items()}
+
+
+def split_output(output: TorchOutput, job: TreeInput) -> TorchOutput:
+    """The output of the nodes, with that of their look-ahead rows apart."""
+    if job.lookahead is None:
+        return output
+    nodes = len(job.tree) - job.since
+    found = output.before(nodes)
+    found.lookahead = output.after(nodes)
+    return found
 
 
 def spans_of(rows: PassInput) -> list[slice]:

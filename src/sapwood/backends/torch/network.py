@@ -1,6 +1,6 @@
 """Interface of networks, which run the rows of a pass, and the rows' bookkeeping."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sapwood.backends.torch.kv_slots import KvLayout, RowSpan
 from sapwood.core.array_types import BoolArray, IntArray
+from sapwood.core.lookahead import LookaheadModel
 
 WHOLE = 0  # window of a layer with full attention
 
@@ -106,6 +107,19 @@ class Network(Protocol):
 
     def adopt(self, net: nn.Module) -> Any:
         """A trained head in the dtype and on the device of this network."""
+
+
+@runtime_checkable
+class LookaheadNetwork(Protocol):
+    """A network that runs rows for later tokens beside the nodes of a tree."""
+
+    def lookahead(self, derive: Callable[[Any], LookaheadModel]) -> Any:
+        """The same network for passes with the rows of the model that `derive` makes."""
+
+    def score_lookahead(
+        self, rows: PassInput, watched: Collection[int], index: IntArray, anchors: IntArray
+    ) -> tuple[Tensor, Kept]:
+        """Run a pass in which the rows `index` stand for later tokens, each behind its anchor."""
 
 
 @runtime_checkable

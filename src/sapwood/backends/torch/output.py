@@ -58,6 +58,12 @@ class TorchOutput(TargetOutput):
             self._logits[row:], {layer: states[row:] for layer, states in self._hidden.items()}
         )
 
+    def before(self, row: int) -> "TorchOutput":
+        """The output of the rows before this one."""
+        return TorchOutput(
+            self._logits[:row], {layer: states[:row] for layer, states in self._hidden.items()}
+        )
+
     @torch.inference_mode()
     def argmax(self) -> IntArray:
         """Best next token of each row, [n]; the lowest id wins a tie."""

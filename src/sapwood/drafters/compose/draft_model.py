@@ -41,11 +41,12 @@ class DraftModel(Part):
 
     paper: ClassVar[str] = "2211.17192"
     needs: ClassVar[frozenset[str]] = frozenset()
+    made_by: ClassVar[str] = "draft-model"  # kind that `sapwood train` makes for it
     stands_alone = True
 
     def bind(self, setting: EngineContext) -> None:
         """Load the model and compare vocabularies."""
-        model = self.model or trained_for(setting.target.info)
+        model = self.model or trained_for(setting.target.info, self.made_by)
         self.backend = setting.load(model) if isinstance(model, str) else model
         ours, theirs = self.backend.info, setting.target.info
         if ours.vocab != theirs.vocab:
@@ -151,14 +152,14 @@ class DraftModel(Part):
         self.session_.close()
 
 
-def trained_for(info: BackendInfo) -> str:
-    """The folder of the draft model that was trained for this target."""
+def trained_for(info: BackendInfo, kind: str) -> str:
+    """The folder of the draft model of this kind that was trained for this target."""
     try:
-        return str(find("draft-model", info.model, info.weights))
+        return str(find(kind, info.model, info.weights))
     except SapwoodError as error:
         raise SapwoodError(
-            f"draft-model needs a model; write draft-model(model='NAME'), or make one with "
-            f"`sapwood train draft-model --model {info.model}`"
+            f"{kind} needs a model; write {kind}(model='NAME'), or make one with "
+            f"`sapwood train {kind} --model {info.model}`"
         ) from error
 
 

@@ -5,57 +5,28 @@ own, and one more for each row. The distributions are marginal: all nodes of a d
 target runs a second time for it, with keys of its own; nothing of the target is changed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sapwood.core.protocols import EngineContext, Frontier, RequestContext, TargetOutput
+from sapwood.core.protocols import EngineContext, Frontier, RequestContext
 from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import Outcome
-from sapwood.drafters.compose.draft_model import DraftModel, chain
+from sapwood.drafters.compose.masked_base import MaskedBase
 from sapwood.drafters.heads.head_base import HeadBase
 
 
 @dataclass
-class MaskedChain(DraftModel):
-    """A draft model that scores new text and look-ahead rows in one pass a round."""
+class MaskedChain(MaskedBase):
+    """The target with look-ahead rows as its own draft model."""
 
     rows: int = 4
     first: int = 0  # id of the first look-ahead row
 
-    stands_alone = False
-
-    def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
-        """Add children from the row of each node's depth; none below the last row."""
-        if self.scratch_ is None and not self._room(len(self.unread_) + self.rows):
-            return
-        super().expand(
-            tree, [(node, width) for node, width in frontier if tree.depths[node] <= self.rows], rng
-        )
-
-    def _begin(self, tree: Tree) -> None:
-        """Put the look-ahead rows behind the new text, and score all of it."""
-        super()._begin(tree)
-        line = chain([*self.unread_, *range(self.first, self.first + self.rows)])
-        self.scratch_ = line
-        self.scores_: TargetOutput = super()._score()
-        self.since_ = 0
-
-    def _place(self, tree: Tree, node: int) -> int:
-        """The row of the node's depth, whatever its token."""
-        return len(self.unread_) - 1 + int(tree.depths[node])
-
-    def _score(self) -> TargetOutput:
-        """The output of this round's pass."""
-        return self.scores_
-
-    def observe(self, outcome: Outcome) -> None:
-        """Keep the rows of the text alone; the emitted tokens are run in the next round."""
-        if self.scratch_ is not None:
-            self.session_.commit(range(len(self.unread_)))
-            self.unread_ = []
-        self.unread_ += outcome.tokens
-        self.scratch_ = None
+    def _ahead(self) -> Sequence[int]:
+        """A row of its own for each later token."""
+        return range(self.first, self.first + self.rows)
 
 
 @dataclass

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from sapwood.core.mtp_runner import MtpRunner
 from sapwood.core.part import Part, at_least
 from sapwood.core.protocols import (
     EngineContext,
     Frontier,
-    MtpRunner,
     RequestContext,
     TargetOutput,
     TreeInput,

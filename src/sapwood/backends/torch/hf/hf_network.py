@@ -5,7 +5,7 @@ concatenated as rows of one sequence; the mask separates them.
 """
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +19,8 @@ from sapwood.backends.torch.hf.submodel import halves, middle, on_grid, without
 from sapwood.backends.torch.hf.support import LEAK, context_of, layout_of, windows_of
 from sapwood.backends.torch.hf.tree_mask import build
 from sapwood.backends.torch.network import WHOLE, Kept, MaskBlock, Network, PassInput
+from sapwood.core.array_types import IntArray
+from sapwood.core.lookahead import LookaheadModel, RowGate
 from sapwood.errors import SapwoodError
 
 BITS = 8  # of the int8 network
@@ -34,6 +36,7 @@ class HfNetwork:
         self.precision = str(model.dtype).removeprefix("torch.")
         self.windows = windows_of(model.config.get_text_config())
         self.layout = layout_of(model)
+        self.gate = RowGate()  # of look-ahead rows
         self.records = False  # queries of every pass are kept with its sessions
         self.cuts: dict[int, tuple[Any, Any]] = {}  # layer -> the model split before it
         self.checked: set[int] = set()  # layers before which the model can be split
@@ -142,6 +145,25 @@ class HfNetwork:
         made.checked = set()
         made.pieces = {}
         return made
+
+    # -------------------------------------------------------------------------- look-ahead rows
+    def lookahead(self, derive: Callable[[Any], LookaheadModel]) -> "HfNetwork":
+        """The same network with a model that has weights for look-ahead rows."""
+        found = derive(self.model)
+        made = self._with(found.model.eval())
+        made.gate = found.gate
+        return made
+
+    def score_lookahead(
+        self, rows: PassInput, watched: Collection[int], index: IntArray, anchors: IntArray
+    ) -> tuple[Tensor, Kept]:
+        """Run the whole model, with the adapters of these rows."""
+        self.gate.rows = torch.from_numpy(index).to(self.device)
+        self.gate.anchors = torch.from_numpy(anchors).to(self.device)
+        try:
+            return self.score(rows, watched)
+        finally:
+            self.gate.rows = self.gate.anchors = None
 
     # ------------------------------------------------------------------------------------- a pass
     def _forward(

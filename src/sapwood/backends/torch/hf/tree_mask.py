@@ -11,6 +11,8 @@ import torch
 
 from sapwood.backends.torch.network import MaskBlock, visible_nodes
 
+LOWEST = float(np.finfo(np.float32).min)  # low enough for wider formats too
+
 
 def build(
     blocks: Sequence[MaskBlock], window: int, dtype: torch.dtype, device: torch.device
@@ -37,7 +39,8 @@ def build(
 def fill(own: torch.Tensor, block: MaskBlock, window: int, hidden: float) -> None:
     """Write one session's part of the mask, [rows, slots]."""
     own[:, : block.length] = 0
-    seen = np.where(visible_nodes(block, window), 0, np.float32(hidden)).astype(np.float32)
+    low = np.float32(max(hidden, LOWEST))
+    seen = np.where(visible_nodes(block, window), 0, low).astype(np.float32)
     own[:, block.length :] = torch.from_numpy(seen).to(own.device, own.dtype)
     if block.windowed(window):
         # oldest visible position of each row
