@@ -68,7 +68,7 @@ class HeadsSettings:
     vocabulary: int = 16_384  # tokens the heads can propose
     texts: int = 200_000  # tokens of the training texts
     prompts: Path | None = None  # of the training texts
-    suite: str = "built-in"  # held-out prompts
+    suite: str = "chat,edit,json"  # held-out prompts
     limit: int = 24
     max_tokens: int = 96
     batch: int = 2048  # tokens of a training batch
@@ -118,9 +118,7 @@ def inner_for(head: torch.nn.Module, wanted: int) -> int:
 
 def parameters(head: torch.nn.Module) -> int:
     """Weights of a head without an output matrix of its own."""
-    return sum(
-        weight.numel() for name, weight in head.named_parameters() if OUTPUT not in name
-    )
+    return sum(weight.numel() for name, weight in head.named_parameters() if OUTPUT not in name)
 
 
 # ------------------------------------------------------------------------------------------ texts

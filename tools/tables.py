@@ -168,8 +168,6 @@ Systems of the surveys that no combination of these parts makes, and why:
   that here.
 - **SSD** (2510.04147) verifies the steps of a diffusion model, whose text is not written from left
   to right: the loop of this engine has no such target.
-- **Clover** (2405.00263), **Amphista** (2406.13170), **hidden transfer** (2404.12022) and
-  **Gumiho** (2503.10135) are further heads over the same states; their networks were not rebuilt.
 - **SpecPIM** is hardware, and **Speculative RAG** a pipeline of prompts.
 """
 LEGEND = """\

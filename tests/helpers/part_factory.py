@@ -29,10 +29,7 @@ TRAINED = {
         for name in ("eagle3", "eagle", "medusa", "hydra", "early-exit", "parallel", "recurrent")
     ),
     *(f"drafter.{name}" for name in ("mtp", "medusa2", "mask-rows")),
-    *(
-        f"drafter.{name}"
-        for name in ("clover", "amphista", "hidden-transfer", "gumiho", "ctc")
-    ),
+    *(f"drafter.{name}" for name in ("clover", "amphista", "hidden-transfer", "gumiho", "ctc")),
     "drafter.online",
     *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers
     *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),

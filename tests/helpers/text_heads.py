@@ -38,7 +38,9 @@ def make_head(
     torch.manual_seed(1)
     shape = LayerShape(width=width, heads=4, kv_heads=2, head_width=8, inner=24)
     made, config = MADE[kind]
-    head = made(config(shape, vocab, draft_vocab, **{"heads": 4 if kind == "gumiho" else 3, **changes}))
+    head = made(
+        config(shape, vocab, draft_vocab, **{"heads": 4 if kind == "gumiho" else 3, **changes})
+    )
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.2)
     torch.manual_seed(2)  # the same tokens for every kind

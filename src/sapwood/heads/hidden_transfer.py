@@ -62,7 +62,7 @@ class PseudoTokens(nn.Module):
         self.vocab = vocab
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings [..., width]; those of pseudo states do not matter, their layer replaces them."""
+        """Embeddings [..., width]; those of pseudo states are replaced at their layer."""
         self.tokens = tokens
         embeds: Tensor = self.table(tokens.clamp(max=self.vocab - 1))
         return embeds

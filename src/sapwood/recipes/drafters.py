@@ -38,7 +38,7 @@ ENTRIES = (
         "amphista + best(estimator=raw) + match + fixed(nodes=48, depth=4, width=8)",
         "amphista",
         fidelity=RECONSTRUCTED,
-        note="Sizes and the order of norms are ours, since no code was published; all heads share "
+        note="Sizes and the order of norms are ours, since no code was at hand; all heads share "
         "the target's output matrix.",
     ),
     NamedRecipe(

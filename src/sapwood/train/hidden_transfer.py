@@ -71,8 +71,10 @@ class HiddenTransferObjective:
 
 
 def chosen(batch: TrainBatch, count: int) -> Tensor:
-    """Places [batch, count] behind which pseudo states lie: drawn from the batch, so that a resumed
-    run repeats them."""
+    """Places [batch, count] behind which pseudo states lie.
+
+    They are drawn from the batch, so that a resumed run repeats them.
+    """
     source = torch.Generator().manual_seed(int(batch.tokens.sum()))
     drawn = torch.rand(len(batch.tokens), count, generator=source).to(batch.tokens.device)
     first = (batch.answers - 1).clamp(min=0)[:, None]
@@ -80,9 +82,7 @@ def chosen(batch: TrainBatch, count: int) -> Tensor:
     return first + (drawn * span).long().clamp(max=span - 1)
 
 
-def behind(
-    head: HiddenTransferHead, teacher: Teacher, batch: TrainBatch, places: Tensor
-) -> Tensor:
+def behind(head: HiddenTransferHead, teacher: Teacher, batch: TrainBatch, places: Tensor) -> Tensor:
     """Final states [batch, places, rows, width] of the pseudo states behind these places."""
     rows = head.config.rows
     text = batch.features  # [batch, tokens, width], inputs of the layer
@@ -105,12 +105,14 @@ def behind(
 
 
 def seen(places: Tensor, length: int, rows: int) -> Tensor:
-    """Mask [batch, all rows, all rows]: texts are causal, pseudo states see their text and group."""
+    """Mask [batch, all rows, all rows]: texts are causal, pseudo states see text and group."""
     device = places.device
     spots = torch.arange(length, device=device)
     count = places.shape[1] * rows
     number = torch.arange(count, device=device)
-    whole = torch.zeros(len(places), length + count, length + count, dtype=torch.bool, device=device)
+    whole = torch.zeros(
+        len(places), length + count, length + count, dtype=torch.bool, device=device
+    )
     whole[:, :length, :length] = spots <= spots[:, None]
     whole[:, length:, :length] = spots <= places.repeat_interleave(rows, 1)[..., None]
     group = number // rows

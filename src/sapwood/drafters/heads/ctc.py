@@ -86,7 +86,7 @@ class Ctc(Parallel):
 
 
 def empty(slots: FloatArray) -> Fillings:
-    """Fillings of the empty text: blanks alone; `slots` [slots, draft vocab + 1], the blank last."""
+    """Fillings of the empty text: blanks alone; slots [slots, draft vocab + 1], blank last."""
     blank = np.concatenate(([1.0], np.cumprod(slots[:, -1])))
     return Fillings(np.zeros_like(blank), blank, -1, 1.0)
 

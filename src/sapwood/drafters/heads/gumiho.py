@@ -90,4 +90,6 @@ class Gumiho(TextLayersBase):
     def _tokens(self, tree: Tree, nodes: list[int]) -> "Tensor":
         import torch
 
-        return torch.tensor([int(tree.tokens[node]) for node in nodes], device=self.embedding.device)
+        return torch.tensor(
+            [int(tree.tokens[node]) for node in nodes], device=self.embedding.device
+        )
