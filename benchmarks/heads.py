@@ -111,7 +111,7 @@ def inner_for(head: torch.nn.Module, wanted: int) -> int:
             powers[power] = powers.get(power, 0.0) + weight.numel() / probe**power
 
     def size(inner: int) -> float:
-        return sum(each * inner**power for power, each in powers.items())
+        return sum(each * float(inner) ** power for power, each in powers.items())
 
     return min(range(8, 4097, 8), key=lambda inner: abs(size(inner) - wanted))
 

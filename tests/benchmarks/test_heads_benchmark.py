@@ -96,9 +96,13 @@ def test_every_kind_is_trained_and_scored_once(
         assert all(value >= 1 / double for value in row["tokens_per_pass"].values())
         assert row["steps"] > 0
         assert row["curve"][-1][1] == row["loss"]
-        assert row["bytes"] == (settings.work / row["kind"] / files.BLOCK).with_name(
-            "model.safetensors"
-        ).stat().st_size
+        assert (
+            row["bytes"]
+            == (settings.work / row["kind"] / files.BLOCK)
+            .with_name("model.safetensors")
+            .stat()
+            .st_size
+        )
     json.dumps(record)
     assert record["commit"] is None or isinstance(record["commit"], str)
     assert str(tmp_path) not in record["command"].replace(settings.model, "MODEL")

@@ -51,7 +51,8 @@ class AttentionDecoder(nn.Module):
         key = self.key(token).view(split)
         weight = F.cosine_similarity(query, key, dim=-1)[..., None]
         read = (weight * self.value(token).view(split)).flatten(-2)
-        return states + self.out(read)
+        found: Tensor = states + self.out(read)
+        return found
 
 
 class CloverHeads(TiedBase):

@@ -42,13 +42,17 @@ class HiddenTransferHead(TiedBase):
             nn.Linear(config.width, config.width) for _ in range(config.rows)
         )
         with torch.no_grad():
-            for transfer in self.transfers:
+            for transfer in self.matrices():
                 transfer.weight.mul_(0.1).add_(torch.eye(config.width))
                 transfer.bias.zero_()
 
+    def matrices(self) -> list[nn.Linear]:
+        """The matrix of each pseudo state."""
+        return [one for one in self.transfers if isinstance(one, nn.Linear)]
+
     def pseudo(self, states: Tensor) -> Tensor:
         """Pseudo states [..., rows, width] of states [..., width] at the layer's input."""
-        return torch.stack([transfer(states) for transfer in self.transfers], -2)
+        return torch.stack([transfer(states) for transfer in self.matrices()], -2)
 
 
 class PseudoTokens(nn.Module):
@@ -76,7 +80,7 @@ class TransferLayer(nn.Module):
         self.layer = layer
         self.words = words
         self.transfers = [
-            (transfer.weight.detach(), transfer.bias.detach()) for transfer in head.transfers
+            (transfer.weight.detach(), transfer.bias.detach()) for transfer in head.matrices()
         ]
 
     def __getattr__(self, name: str) -> Any:

@@ -4,6 +4,8 @@ Row t of the first layer is made from the target's final state at t, by some hea
 token at t + 1. Training runs whole texts at once; a drafter keeps keys and values of its own.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -36,11 +38,18 @@ class CausalLayer(nn.Module):
         query, key, value = self.project(x, positions)
         return self.finish(x, self.self_attn.attend(query, key, value, None, causal=True))
 
-    @torch.no_grad()
-    def soften(self) -> None:
-        """Scale the layer's outputs down, so that a new layer changes its input a little."""
-        self.self_attn.o_proj.weight.mul_(0.1)
-        self.mlp.down_proj.weight.mul_(0.1)
+
+def causal(layers: Iterable[nn.Module]) -> list[CausalLayer]:
+    """The layers of a head, in order."""
+    return [layer for layer in layers if isinstance(layer, CausalLayer)]
+
+
+@torch.no_grad()
+def soften(layers: Iterable[nn.Module]) -> None:
+    """Scale the outputs of new layers down, so that each changes its input a little."""
+    for layer in causal(layers):
+        layer.self_attn.o_proj.weight.mul_(0.1)
+        layer.mlp.down_proj.weight.mul_(0.1)
 
 
 class JoinedState(nn.Module):

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least, between
 from sapwood.heads.clover import CloverConfig, CloverHeads
+from sapwood.heads.text_layers import soften
 from sapwood.train.batches import TrainBatch
 from sapwood.train.head_losses import compare_states, share_tables
 from sapwood.train.objective import LossResult
@@ -47,8 +48,7 @@ class CloverObjective:
         )
         head = CloverHeads(config).to(teacher.device)
         share_tables(head, teacher, counts)
-        for layer in head.layers:
-            layer.soften()
+        soften(head.layers)
         return head
 
     def loss(self, head: CloverHeads, teacher: Teacher, batch: TrainBatch) -> LossResult:

@@ -65,13 +65,15 @@ class CtcObjective:
         """Minus the log-probability of the next tokens, over all fillings of the slots."""
         texts, rows, tokens = lessons(head, batch, self.places)
         outputs = rows_of(head, teacher.embedding, batch)
+        count = len(texts)
+        if not count:  # a batch without lessons: a loss of nothing, for its gradient of zeros
+            return LossResult(outputs[0].sum() * 0.0, torch.zeros(1, device=rows.device))
         slots = head.slots(torch.stack([states[texts, rows] for states in outputs]))
-        count = max(1, len(texts))
         each = F.ctc_loss(
             slots,
             tokens,
-            torch.full((len(texts),), len(slots)),
-            torch.full((len(texts),), self.heads),
+            torch.full((count,), len(slots)),
+            torch.full((count,), self.heads),
             blank=slots.shape[-1] - 1,
             reduction="none",
             zero_infinity=True,  # repeated tokens that need more slots than there are

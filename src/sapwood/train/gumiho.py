@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least, between
 from sapwood.heads.gumiho import SERIAL, GumihoConfig, GumihoHead
+from sapwood.heads.text_layers import causal, soften
 from sapwood.train.batches import TrainBatch
 from sapwood.train.eagle import distance
 from sapwood.train.head_losses import share_tables
@@ -30,7 +31,7 @@ class GumihoObjective:
     heads: int = 6  # places in all, of which two are serial
     layers: int = 2  # of the serial heads
     blocks: int = 2  # of each parallel head
-    narrow: int = 192  # width of the parallel heads
+    narrow: int = 0  # width of the parallel heads; 0: a third of the target's
     decay: float = 0.8  # weight of each place against the one before
     state: float = 0.1  # weight of the distance between states
     word: float = 1.0  # weight of the cross entropy
@@ -43,7 +44,8 @@ class GumihoObjective:
     kind: ClassVar[str] = "gumiho"
 
     def __post_init__(self) -> None:
-        at_least(1, layers=self.layers, vocabulary=self.vocabulary, narrow=self.narrow)
+        at_least(1, layers=self.layers, vocabulary=self.vocabulary)
+        at_least(0, narrow=self.narrow)
         at_least(SERIAL + 1, heads=self.heads)
         between(0, 1, hard=self.hard)
 
@@ -60,12 +62,11 @@ class GumihoObjective:
             heads=self.heads,
             layers=self.layers,
             blocks=self.blocks,
-            narrow=self.narrow,
+            narrow=self.narrow or -(-teacher.width // 3),
         )
         head = GumihoHead(config).to(teacher.device)
         share_tables(head, teacher, counts)
-        for layer in head.layers:
-            layer.soften()
+        soften(head.layers)
         return head
 
     def loss(self, head: GumihoHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
@@ -94,7 +95,7 @@ def unroll(head: GumihoHead, batch: TrainBatch) -> list[Tensor]:
     seen: list[Keys] = [Keys() for _ in head.layers]
     outputs = []
     for step in range(SERIAL):
-        for number, (layer, keys) in enumerate(zip(head.layers, seen, strict=True)):
+        for number, (layer, keys) in enumerate(zip(causal(head.layers), seen, strict=True)):
             states = head.enter(number, embeds[step], states)
             query, key, value = layer.project(states, positions + step)
             keys.append((key, value))

@@ -87,7 +87,7 @@ def behind(head: HiddenTransferHead, teacher: Teacher, batch: TrainBatch, places
     rows = head.config.rows
     text = batch.features  # [batch, tokens, width], inputs of the layer
     texts = torch.arange(len(places), device=places.device)[:, None]
-    made = head.pseudo(text[texts, places].to(head.transfers[0].weight.dtype))
+    made = head.pseudo(text[texts, places].to(head.matrices()[0].weight.dtype))
     joined = torch.cat((text, made.flatten(1, 2).to(text.dtype)), 1)
     length = text.shape[1]
     steps = torch.arange(1, rows + 1, device=places.device)

@@ -17,10 +17,10 @@ from sapwood.drafters.compose.merge import Merge
 from sapwood.drafters.heads import head_base, text_layers_base
 from sapwood.drafters.heads.text_layers_base import TextLayersBase
 from sapwood.drafters.lookup.suffix import Suffix
+from sapwood.drafters.propose import propose
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import no_loader
 from sapwood.errors import SapwoodError
-from sapwood.heads import kv_cache
 from sapwood.heads.files import load, save
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
@@ -74,7 +74,6 @@ def test_drafts_are_those_of_training_over_whole_texts(kind: str, policy: Any) -
 
 @each_kind
 def test_a_long_text_is_read_in_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert text_layers_base.CHUNK == kv_cache.CHUNK
     monkeypatch.setattr(text_layers_base, "CHUNK", 4)
     assert departure(kind, Static(shape=[2, 1]), 4) < 1e-3
 
@@ -162,10 +161,8 @@ def test_the_law_is_the_targets(
 def test_a_draft_that_is_not_drawn_from_its_law_would_be_noticed(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = head_base.propose
-
     def other_law(tree: Any, node: int, probs: Any, *rest: Any) -> None:
-        real(tree, node, probs, *rest)
+        propose(tree, node, probs, *rest)
         source = rest[-1]
         known = np.flatnonzero(probs)
         told = probs.copy()
