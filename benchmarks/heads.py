@@ -74,6 +74,7 @@ class HeadsSettings:
     batch: int = 2048  # tokens of a training batch
     clock: str = "wall"
     device: str | None = None
+    dtype: str | None = None  # of the scores
     threads: int | None = None
 
 
@@ -127,7 +128,7 @@ def answers(settings: HeadsSettings) -> Path:
     path = settings.work / "answers.jsonl"
     if path.is_file():
         return path
-    llm = LLM(settings.model, "plain", device=settings.device, threads=settings.threads)
+    llm = opened_model(settings)
     prompts = [
         prompt.tokens(llm.target.info, llm.text)
         for prompt in gather(settings.suite, (), settings.limit)
@@ -139,6 +140,12 @@ def answers(settings: HeadsSettings) -> Path:
             collect(traced(llm, list(prompt), writer, f"prompt {number + 1}", **options))
     part.rename(path)
     return path
+
+
+def opened_model(settings: HeadsSettings) -> LLM:
+    """The model as the scores use it."""
+    options: dict[str, Any] = {"dtype": settings.dtype, "threads": settings.threads}
+    return LLM(settings.model, "plain", device=settings.device, **options)
 
 
 def texts_of(settings: HeadsSettings, backend: Any, text: Tokenizer) -> Corpus:
@@ -227,7 +234,7 @@ def compare(settings: HeadsSettings, say: Callable[[str], None] = print) -> dict
     )
     teacher = Teacher(backend)
     corpus = texts_of(settings, backend, Tokenizer.load(folder))
-    llm = LLM(settings.model, "plain", device=settings.device, threads=settings.threads)
+    llm = opened_model(settings)
     player = TracePlayer(read(trace), llm)
     rows = []
     for kind in kinds_of(settings):
@@ -264,6 +271,7 @@ def command(settings: HeadsSettings) -> str:
     words += [f"--parameters {settings.parameters}", f"--vocabulary {settings.vocabulary}"]
     words += [f"--texts {settings.texts}", f"--batch {settings.batch}", f"--limit {settings.limit}"]
     words += [f"--max-tokens {settings.max_tokens}", f"--clock {settings.clock}"]
+    words += [f"--dtype {settings.dtype}"] if settings.dtype else []
     words += [f"--kinds {','.join(settings.kinds)}"] if settings.kinds else []
     words += [f"--prompts {settings.prompts.name}"] if settings.prompts else []
     return " ".join(["python benchmarks/heads.py --work FOLDER", *words])
@@ -294,6 +302,7 @@ def settings_of(arguments: Sequence[str] | None = None) -> tuple[HeadsSettings, 
     options.add_argument("--batch", type=int, default=HeadsSettings.batch)
     options.add_argument("--clock", choices=list(CLOCKS), default=HeadsSettings.clock)
     options.add_argument("--device")
+    options.add_argument("--dtype")
     options.add_argument("--threads", type=int)
     options.add_argument("--json", type=Path)
     given = vars(options.parse_args(arguments))

@@ -75,6 +75,7 @@ def small(tmp_path: Path, **changes: Any) -> HeadsSettings:
         max_tokens=12,
         batch=256,
         device="cpu",
+        dtype="float32",
         threads=1,
     )
     return dataclasses.replace(settings, **changes)

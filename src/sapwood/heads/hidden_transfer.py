@@ -128,7 +128,7 @@ def later_layers(model: Any, layer: int) -> Any:
 
 def check_layers(model: Any, layer: int) -> None:
     """Refuse a model without a list of layers, or with too few."""
-    layers = getattr(model.base_model, "layers", None)
+    layers = dict(model.base_model.named_children()).get("layers")
     if not isinstance(layers, nn.ModuleList):
         raise SapwoodError(
             f"{type(model).__name__} is not built as a list of layers; "
