@@ -64,6 +64,7 @@ TITLES = {
     "methods.json": "Every recipe",
     "cpu-pair.json": "A pair of models",
     "guest-vllm.json": "Inside vLLM",
+    "heads.json": "Kinds of heads, trained for equal minutes",
     "peers.json": "Other engines in one run of `sapwood bench`",
     "cpu-auto-float32.json": "Recipes that need no training, float32",
     "cpu-built-in.json": "Built-in prompts, float32",
@@ -79,6 +80,7 @@ ABOUT = {
     "methods.json": "six short built-in prompts for each recipe",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts of accepted tokens, its first run",
+    "heads.json": "SmolLM2-135M: tokens per pass of every kind of head after a short training",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
     "cpu-auto-float32.json": "48 Spec-Bench prompts",
     "cpu-built-in.json": "9 built-in prompts, before there were trained heads",
@@ -159,7 +161,7 @@ def gain(name: str, record: Record) -> str:
         levels = sorted({row["level"] for row in record["rows"]})
         cells = [f"{figures.served('auto', level)(record):.2f} with {level}" for level in levels]
         return ", ".join(cells) + " at a time"
-    if name == figures.GUEST:  # counts, no seconds
+    if name in (figures.GUEST, figures.HEADS):  # counts, no seconds
         return ""
     if "speedups" in record:
         runs = record["speedups"]["auto"]
@@ -413,6 +415,18 @@ def serving_section(record: Record) -> Iterator[str]:
     yield section(TITLES["cpu-serving.json"], text, shown, record["command"])
 
 
+def heads_section(record: Record) -> Iterator[str]:
+    """Kinds of heads at equal size and equal minutes, by benchmarks/heads.py."""
+    text = (
+        f"{record['model']['name']}, {record['machine']['cpu']}, commit {figures.state(record)}; "
+        f"{record['settings']['minutes']:g} minutes of {record['clock']} time for each head on "
+        f"{record['texts']['answer_tokens']:,} tokens of the model's own text, scored on "
+        f"{record['prompts']['count']} other prompts. "
+        f"File: [{figures.HEADS}](../{RESULTS}/{figures.HEADS}), with curves of the loss."
+    )
+    yield section(TITLES[figures.HEADS], text, figures.head_kinds(), record["command"])
+
+
 def guest_section(record: Record) -> Iterator[str]:
     """Sapwood inside vLLM, by benchmarks/guest_vllm.py."""
     rows = [
@@ -543,6 +557,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,
+    "heads.json": heads_section,
     "cpu-serving.json": serving_section,
     "gpu-h200.json": gpu_sections,
     "gpu-serving.json": gpu_serving_section,

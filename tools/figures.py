@@ -44,6 +44,7 @@ CPU = "cpu-peers.json"  # engines beside each other: the record of quoted CPU sp
 GPU = "gpu-h200.json"
 SERVING = "cpu-serving.json"
 GUEST = "guest-vllm.json"
+HEADS = "heads.json"
 OVER = "against_first"
 RATE = "tokens_per_second"
 COMPILED = "hf static, compiled"  # the fastest configuration of transformers on a GPU
@@ -390,6 +391,20 @@ def predictors() -> str:
     return markdown([*names, "better"], rows)
 
 
+def head_kinds() -> str:
+    """Kinds of heads at equal size and equal minutes, by tokens per pass in the largest tree."""
+    record = read(HEADS, ROOT)
+    trees = list(record["trees"])
+    rows = []
+    for row in sorted(record["rows"], key=lambda row: -row["tokens_per_pass"][trees[-1]]):
+        extra = f" + {row['output_parameters'] / 1e6:.1f}" if row["output_parameters"] else ""
+        cells = [f"{row['parameters'] / 1e6:.1f}{extra}", f"{row['bytes'] / 1e6:.1f}"]
+        cells += [f"{row['minutes']:.1f}", f"{row['steps']:,}"]
+        cells += [f"{row['tokens_per_pass'][tree]:.2f}" for tree in trees]
+        rows.append([f"`{row['kind']}`", *cells])
+    return markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
+
+
 SHIPPED = "src/sapwood/shipped/smollm2"
 CLEARLY = 0.02  # of the constant's measure: a difference below this is none
 FEW = 50  # held-out rows below which nothing is said
@@ -410,6 +425,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "equal.groups": equal_groups,
     "pair.kinds": pair_kinds,
 }
+if (ROOT / RESULTS / HEADS).is_file():  # `python benchmarks/heads.py` writes it
+    TABLES["heads"] = head_kinds
 
 
 # -------------------------------------------------------------------------------- documents

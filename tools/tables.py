@@ -166,8 +166,6 @@ Systems of the surveys that no combination of these parts makes, and why:
   to right: the loop has no such target, and no recipe names it. `sapwood.engine.diffusion` is a
   driver of its own, for exact tables and small masked models; its text is that of decoding the same
   diffusion model step by step.
-- **Clover** (2405.00263), **Amphista** (2406.13170), **hidden transfer** (2404.12022) and
-  **Gumiho** (2503.10135) are further heads over the same states; their networks were not rebuilt.
 - **SpecPIM** is hardware, and **Speculative RAG** a pipeline of prompts.
 """
 LEGEND = """\

@@ -34,6 +34,7 @@ TRAINED = {
         f"drafter.{name}"
         for name in ("mtp", "medusa2", "mask-rows", "ppd", "gated-masks", "streams")
     ),
+    *(f"drafter.{name}" for name in ("clover", "amphista", "hidden-transfer", "gumiho", "ctc")),
     "drafter.online",
     *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers
     *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),

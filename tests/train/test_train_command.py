@@ -129,6 +129,11 @@ def test_every_kind_is_written_as_it_is_read(place: Place, tmp_path: Path) -> No
         "early-exit",
         "parallel",
         "recurrent",
+        "clover(inner=24)",
+        "amphista(inner=24)",
+        "gumiho(inner=24, narrow=16)",
+        "ctc(inner=24)",
+        "hidden-transfer",
         "draft-model(width=24)",
     )
     assert main(asked(place, "--steps", "3", "--out", str(tmp_path / "all"), teach=several)) == 0

@@ -22,6 +22,56 @@ ENTRIES = (
         note="A gate decides how much of the recurrent state a step replaces.",
     ),
     NamedRecipe(
+        "clover",
+        "Clover",
+        "2405.00263",
+        "clover + beam(beam=8) + match + fixed(nodes=48, depth=4, width=8)",
+        "clover",
+        fidelity=RECONSTRUCTED,
+        note="The attention decoder weighs its one key by a cosine, as the code of Clover-2 does; "
+        "all heads share the target's output matrix.",
+    ),
+    NamedRecipe(
+        "amphista",
+        "Amphista",
+        "2406.13170",
+        "amphista + best(estimator=raw) + match + fixed(nodes=48, depth=4, width=8)",
+        "amphista",
+        fidelity=RECONSTRUCTED,
+        note="Sizes and the order of norms are ours, since no code was at hand; all heads share "
+        "the target's output matrix.",
+    ),
+    NamedRecipe(
+        "hidden-transfer",
+        "Hidden transfer",
+        "2404.12022",
+        "hidden-transfer + best(estimator=raw) + match + fixed(nodes=24, depth=4, width=6)",
+        "hidden-transfer",
+        fidelity=SIMPLIFIED,
+        note="The pseudo states have a pass of their own instead of the one that verifies, and all "
+        "are made at one layer.",
+    ),
+    NamedRecipe(
+        "gumiho",
+        "Gumiho",
+        "2503.10135",
+        "gumiho + beam(beam=8) + match + fixed(nodes=59, depth=6, width=8)",
+        "gumiho",
+        fidelity=SIMPLIFIED,
+        note="Branches have nodes of their own where Full Tree Attention shares them, and the "
+        "serial heads are trained on their own outputs.",
+    ),
+    NamedRecipe(
+        "ctc",
+        "CTC-drafter",
+        "2412.00061",
+        "ctc + best(estimator=raw) + match + fixed(nodes=32, depth=4, width=8)",
+        "ctc",
+        fidelity=SIMPLIFIED,
+        note="Trees grow by prefix probabilities of the slots, where the paper merges the paths of "
+        "a fixed tree; the layer reads three layers of the target.",
+    ),
+    NamedRecipe(
         "online",
         "Online Speculative Decoding",
         "2310.07177",

@@ -1,6 +1,6 @@
 """Initial weights and loss of heads with a norm of their own before the target's output head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,15 @@ LINES = 8
 WORDS = 64
 
 
-def share_weights(head: Any, teacher: Teacher, counts: IntArray) -> None:
-    """Give a new head its vocabulary, the target's embedding and output head, and a scaled norm."""
+def share_tables(head: Any, teacher: Teacher, counts: IntArray) -> None:
+    """Give a new head its vocabulary and the target's embedding and output head."""
     head.use_vocabulary(commonest(counts, len(head.d2t)).to(teacher.device))
     head.attach(teacher.embedding, teacher.head)
+
+
+def share_weights(head: Any, teacher: Teacher, counts: IntArray) -> None:
+    """Give a new head its vocabulary, the target's embedding and output head, and a scaled norm."""
+    share_tables(head, teacher, counts)
     if teacher.norm is not None:
         with torch.no_grad():
             head.norm.weight.copy_(teacher.norm * MODEST)
@@ -58,13 +63,29 @@ def compare(
     # number of the first step: row t of step s predicts the target's state at place t + 1 + s
     first: int = 0,
 ) -> LossResult:
+    """Loss of every step against the target's probs, for outputs that are normed by the head."""
+    options = {"hard": hard, "decay": decay, "first": first, "norm": head.norm}
+    return compare_states(head, steps, teacher, batch, **options)
+
+
+def compare_states(
+    head: Any,
+    steps: Sequence[Tensor],  # states of each step, [batch, rows, width]
+    teacher: Teacher,
+    batch: TrainBatch,
+    *,
+    hard: float,  # share of the label that is the target's first choice alone
+    decay: float = 1.0,  # weight of each step against the one before
+    first: int = 0,  # number of the first step
+    norm: Callable[[Tensor], Tensor] = lambda states: states,  # of the chosen rows
+) -> LossResult:
     """Loss of every step against the target's probs over the draft vocabulary."""
     labels = label(head, teacher, batch, hard)
     losses = []
     agreement = []
     for step, states in enumerate(steps, first):
         rows, weights = labels.rows(step)
-        loss, right = labels.loss(head.norm(states[labels.texts, rows]), head.output, weights)
+        loss, right = labels.loss(norm(states[labels.texts, rows]), head.output, weights)
         losses.append(loss)
         agreement.append(right)
     return weigh(losses, agreement, decay)

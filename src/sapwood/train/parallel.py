@@ -59,22 +59,25 @@ class ParallelObjective:
             levelled=self.levelled,
         )
         head = ParallelHead(config).to(teacher.device)
-        share_weights(head, teacher, counts)
-        if self.levelled:
-            equalise(list(head.feature_norm), config.features, teacher, counts)
-        with torch.no_grad():
-            head.fc.weight.mul_(0.1)
-            head.fc.weight[:, 2 * teacher.width :] += torch.eye(
-                teacher.width, device=teacher.device
-            )
-            head.midlayer.self_attn.o_proj.weight.mul_(0.1)
-            head.midlayer.mlp.down_proj.weight.mul_(0.1)
+        begin_as_early_exit(head, teacher, counts)
         return head
 
     def loss(self, head: ParallelHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
         """Compare every row with the target."""
         steps = rows_of(head, teacher.embedding, batch)
         return compare(head, steps, teacher, batch, hard=self.hard, decay=self.decay)
+
+
+def begin_as_early_exit(head: ParallelHead, teacher: Teacher, counts: IntArray) -> None:
+    """Share the target's tables; the head's own layer adds little to the high features."""
+    share_weights(head, teacher, counts)
+    if head.config.levelled:
+        equalise(list(head.feature_norm), head.config.features, teacher, counts)
+    with torch.no_grad():
+        head.fc.weight.mul_(0.1)
+        head.fc.weight[:, 2 * teacher.width :] += torch.eye(teacher.width, device=teacher.device)
+        head.midlayer.self_attn.o_proj.weight.mul_(0.1)
+        head.midlayer.mlp.down_proj.weight.mul_(0.1)
 
 
 def rows_of(head: ParallelHead, embedding: Tensor, batch: TrainBatch) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -130,7 +130,7 @@ class HeadBase(Part):
         )
 
 
-def first_missing(tree: Tree, nodes: Sequence[int], made: dict[int, int]) -> list[int]:
+def first_missing(tree: Tree, nodes: Sequence[int], made: Mapping[int, object]) -> list[int]:
     """The first node without a state on the path to each of these; most often the node itself."""
     paths = [tree.path(node) for node in nodes if node not in made]
     return list(dict.fromkeys(next(node for node in path if node not in made) for path in paths))

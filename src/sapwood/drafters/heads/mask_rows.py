@@ -7,7 +7,7 @@ target runs a second time for it, with keys of its own; nothing of the target is
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sapwood.core.protocols import EngineContext, Frontier, RequestContext
 from sapwood.core.rng import Rng
@@ -39,15 +39,18 @@ class MaskRows(HeadBase):
 
     def bind(self, setting: EngineContext) -> None:
         """Load the embeddings and make the model that knows them."""
-        from sapwood.heads.mask_rows import mask_rows_model
-
         super().bind(setting)
         derive = setting.target.capabilities.run_derived
         assert derive is not None
-        name = f"{setting.target.info.model} with look-ahead rows"
-        backend = derive(lambda model: mask_rows_model(model, self.net), name)
+        backend = derive(self._derived, f"{setting.target.info.model} with look-ahead rows")
         self.inner = MaskedChain(backend, self.draws, self.net.config.rows, self.vocab)
         self.inner.bind(setting)
+
+    def _derived(self, model: Any) -> Any:
+        """The target's model with look-ahead rows, of shared weights."""
+        from sapwood.heads.mask_rows import mask_rows_model
+
+        return mask_rows_model(model, self.net)
 
     def reset(self, request: RequestContext) -> None:
         """Prefill the prompt in the model with look-ahead rows."""

@@ -1,0 +1,125 @@
+"""The comparison of heads: equal sizes, every kind trained and scored, and going on where it was."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.heads import (
+    NO_HEADS,
+    TREES,
+    HeadsSettings,
+    compare,
+    inner_for,
+    kinds_of,
+    parameters,
+    settings_of,
+    sized,
+)
+
+from benchmarks import heads
+from sapwood.heads import files
+from sapwood.train.loop import LoopSettings
+from sapwood.train.registry import OBJECTIVES
+from tests.helpers import byte_tokenizer
+from tests.helpers.head_training import corpus, teacher
+from tests.helpers.train_runs import counter
+
+WANTED = 30_000
+
+
+def test_heads_of_every_kind_have_about_the_wanted_size(tmp_path: Path) -> None:
+    guide = teacher(torch.float32)
+    counts = corpus().counts(guide.vocab)
+    settings = HeadsSettings(tmp_path, parameters=WANTED, vocabulary=48)
+    for kind in kinds_of(settings):
+        made = sized(kind, guide, counts, settings)
+        names = {field.name for field in dataclasses.fields(made)}
+        found = parameters(made.build(guide, counts))
+        if names & set(heads.SIZED):
+            assert found == pytest.approx(WANTED, rel=0.1), kind
+        else:
+            assert found < WANTED, kind
+
+
+def test_the_size_is_computed_right_without_an_output_matrix() -> None:
+    guide = teacher(torch.float32)
+    probe = torch.nn.ModuleDict(
+        {
+            "a": torch.nn.Linear(heads.PROBE["inner"], heads.PROBE["inner"]),
+            "b": torch.nn.Linear(10, heads.PROBE["inner"], bias=False),
+            heads.OUTPUT: torch.nn.Linear(1000, 1000),
+        }
+    )
+    assert guide.width not in (heads.PROBE["inner"],)
+    assert inner_for(probe, 64 * 64 + 64 + 640) == 64
+
+
+def small(tmp_path: Path, **changes: Any) -> HeadsSettings:
+    model = tmp_path / "model"
+    if not model.is_dir():
+        counter().save_pretrained(model)
+        byte_tokenizer.save(model)
+    settings = HeadsSettings(
+        tmp_path / "work",
+        model=str(model),
+        kinds=("medusa", "clover", "hidden-transfer", "early-exit"),
+        minutes=0.01,
+        parameters=20_000,
+        vocabulary=200,
+        texts=600,
+        suite="chat",
+        limit=2,
+        max_tokens=12,
+        batch=256,
+        device="cpu",
+        dtype="float32",
+        threads=1,
+    )
+    return dataclasses.replace(settings, **changes)
+
+
+def test_every_kind_is_trained_and_scored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sapwood.engine.cost_profiler.QUICK_S", 0.0)
+    monkeypatch.setattr(heads, "LoopSettings", lambda **given: LoopSettings(**given, log=5))
+    said: list[str] = []
+    settings = small(tmp_path)
+    record = compare(settings, said.append)
+    assert [row["kind"] for row in record["rows"]] == list(settings.kinds)
+    for row in record["rows"]:
+        assert set(row["tokens_per_pass"]) == set(TREES)
+        double = record["target_passes_per_round"][row["kind"]]
+        assert all(value >= 1 / double for value in row["tokens_per_pass"].values())
+        assert row["steps"] > 0
+        assert row["curve"][-1][1] == row["loss"]
+        assert (
+            row["bytes"]
+            == (settings.work / row["kind"] / files.BLOCK)
+            .with_name("model.safetensors")
+            .stat()
+            .st_size
+        )
+    json.dumps(record)
+    assert record["commit"] is None or isinstance(record["commit"], str)
+    assert str(tmp_path) not in record["command"].replace(settings.model, "MODEL")
+    # again: nothing is trained, and one more kind alone is
+    said.clear()
+    more = compare(small(tmp_path, kinds=("medusa", "hydra")), said.append)
+    assert [text for text in said if text.startswith("training")] == ["training hydra"]
+    assert more["rows"][0] == record["rows"][0]
+
+
+def test_all_kinds_of_heads_are_taken_unless_some_are_named(tmp_path: Path) -> None:
+    settings, path = settings_of(["--work", str(tmp_path)])
+    assert kinds_of(settings) == [kind for kind in OBJECTIVES if kind not in NO_HEADS]
+    assert path is None
+    settings, path = settings_of(
+        ["--work", str(tmp_path), "--kinds", "ctc,eagle", "--json", "x.json", "--minutes", "0.3"]
+    )
+    assert kinds_of(settings) == ["ctc", "eagle"]
+    assert (path, settings.minutes) == (Path("x.json"), 0.3)
