@@ -48,6 +48,7 @@ TABLE: dict[str, str] = {
     "drafter.self-skip": "sapwood.drafters.self.self_skip:SelfSkip",
     "drafter.draft-on-the-fly": "sapwood.drafters.self.draft_on_the_fly:DraftOnTheFly",
     "drafter.layer-exit": "sapwood.drafters.self.layer_exit:LayerExit",
+    "drafter.dvi": "sapwood.drafters.self.dvi:Dvi",
     "drafter.quantized-self": "sapwood.drafters.self.quantized_self:QuantizedSelf",
     "drafter.sparse-kv": "sapwood.drafters.self.sparse_kv:SparseKv",
     "drafter.merge": "sapwood.drafters.compose.merge:Merge",

@@ -37,7 +37,14 @@ TRAINED = {
     "controller.ldlp",
     *(
         f"drafter.{name}"
-        for name in ("self-skip", "draft-on-the-fly", "layer-exit", "quantized-self", "sparse-kv")
+        for name in (
+            "self-skip",
+            "draft-on-the-fly",
+            "layer-exit",
+            "dvi",
+            "quantized-self",
+            "sparse-kv",
+        )
     ),  # layers, bits and keys to leave out
     "policy.propd",  # layers to stop between
 }

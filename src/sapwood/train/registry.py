@@ -25,6 +25,9 @@ OBJECTIVES: dict[str, str] = {
     "cllm": "sapwood.train.cllm:CllmObjective",
     "draft-model": "sapwood.train.draft_model:DraftModelObjective",
     "boosted-draft-model": "sapwood.train.draft_model:BoostedDraftModelObjective",
+    "distillspec": "sapwood.train.distillspec:DistillSpecObjective",
+    "skd": "sapwood.train.skd:SkdObjective",
+    "fastdraft": "sapwood.train.fastdraft:FastDraftObjective",
 }
 # fitted on rounds of a drafter; see predictors.py
 PREDICTORS = ("specdec++", "ldlp", "c2t", "ltd", "judge")

@@ -37,6 +37,7 @@ class DraftModel(Part):
 
     # a name as for --model, or a backend; empty takes the one trained for the target
     model: str | Backend = ""
+    made_by: str = "draft-model"  # the kind of training, where the model is not named
     draws: Draw = Draw.TOPK
 
     paper: ClassVar[str] = "2211.17192"
@@ -45,7 +46,7 @@ class DraftModel(Part):
 
     def bind(self, setting: EngineContext) -> None:
         """Load the model and compare vocabularies."""
-        model = self.model or trained_for(setting.target.info)
+        model = self.model or trained_for(setting.target.info, self.made_by)
         self.backend = setting.load(model) if isinstance(model, str) else model
         ours, theirs = self.backend.info, setting.target.info
         if ours.vocab != theirs.vocab:
@@ -151,14 +152,14 @@ class DraftModel(Part):
         self.session_.close()
 
 
-def trained_for(info: BackendInfo) -> str:
-    """The folder of the draft model that was trained for this target."""
+def trained_for(info: BackendInfo, kind: str = "draft-model") -> str:
+    """The folder of the draft model that was trained for this target, by this kind of training."""
     try:
-        return str(find("draft-model", info.model, info.weights))
+        return str(find(kind, info.model, info.weights))
     except SapwoodError as error:
         raise SapwoodError(
             f"draft-model needs a model; write draft-model(model='NAME'), or make one with "
-            f"`sapwood train draft-model --model {info.model}`"
+            f"`sapwood train {kind} --model {info.model}`"
         ) from error
 
 
