@@ -39,6 +39,7 @@ TABLE: dict[str, str] = {
     "drafter.early-exit": "sapwood.drafters.heads.early_exit:EarlyExit",
     "drafter.parallel": "sapwood.drafters.heads.parallel:Parallel",
     "drafter.recurrent": "sapwood.drafters.heads.recurrent:Recurrent",
+    "drafter.falcon": "sapwood.drafters.heads.falcon:Falcon",
     "drafter.mask-rows": "sapwood.drafters.heads.mask_rows:MaskRows",
     "drafter.mtp": "sapwood.drafters.heads.mtp:Mtp",
     "drafter.auto-head": "sapwood.drafters.heads.auto_head:AutoHead",

@@ -20,6 +20,7 @@ OBJECTIVES: dict[str, str] = {
     "early-exit": "sapwood.train.early_exit:EarlyExitObjective",
     "parallel": "sapwood.train.parallel:ParallelObjective",
     "recurrent": "sapwood.train.recurrent:RecurrentObjective",
+    "falcon": "sapwood.train.falcon:FalconObjective",
     "mask-rows": "sapwood.train.mask_rows:MaskRowsObjective",
     "medusa2": "sapwood.train.medusa2:Medusa2Objective",
     "cllm": "sapwood.train.cllm:CllmObjective",
