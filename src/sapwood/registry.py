@@ -40,6 +40,8 @@ TABLE: dict[str, str] = {
     "drafter.parallel": "sapwood.drafters.heads.parallel:Parallel",
     "drafter.recurrent": "sapwood.drafters.heads.recurrent:Recurrent",
     "drafter.falcon": "sapwood.drafters.heads.falcon:Falcon",
+    "drafter.cerberus": "sapwood.drafters.heads.cerberus:Cerberus",
+    "drafter.owl": "sapwood.drafters.heads.owl:Owl",
     "drafter.mask-rows": "sapwood.drafters.heads.mask_rows:MaskRows",
     "drafter.mtp": "sapwood.drafters.heads.mtp:Mtp",
     "drafter.auto-head": "sapwood.drafters.heads.auto_head:AutoHead",

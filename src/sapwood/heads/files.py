@@ -31,6 +31,8 @@ KINDS: dict[str, str] = {  # imported when one is saved or loaded
     "parallel": "sapwood.heads.parallel:ParallelHead",
     "recurrent": "sapwood.heads.recurrent:RecurrentHead",
     "falcon": "sapwood.heads.falcon:FalconHead",
+    "cerberus": "sapwood.heads.cerberus:CerberusHeads",
+    "owl": "sapwood.heads.owl:OwlHead",
 }
 FOREIGN_KEYS = {"eagle3": "sapwood.heads.eagle_keys:eagle_config"}  # keys for other engines
 EMBEDDING = "embed_tokens.weight"

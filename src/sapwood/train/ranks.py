@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from sapwood.policies.rank_paths import RANKS
-from sapwood.train import hydra, medusa
+from sapwood.train import cerberus, hydra, medusa
 from sapwood.train.batches import TrainBatch
 from sapwood.train.checkpoint import write
 from sapwood.train.labels import label
 from sapwood.train.teacher import Teacher
 
-ANSWERS: dict[str, Any] = {"medusa": medusa.answers, "hydra": hydra.answers}
+ANSWERS: dict[str, Any] = {
+    "medusa": medusa.answers,
+    "hydra": hydra.answers,
+    "cerberus": cerberus.answers,
+}
 
 
 @torch.inference_mode()

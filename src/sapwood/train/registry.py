@@ -21,6 +21,8 @@ OBJECTIVES: dict[str, str] = {
     "parallel": "sapwood.train.parallel:ParallelObjective",
     "recurrent": "sapwood.train.recurrent:RecurrentObjective",
     "falcon": "sapwood.train.falcon:FalconObjective",
+    "cerberus": "sapwood.train.cerberus:CerberusObjective",
+    "owl": "sapwood.train.owl:OwlObjective",
     "mask-rows": "sapwood.train.mask_rows:MaskRowsObjective",
     "medusa2": "sapwood.train.medusa2:Medusa2Objective",
     "cllm": "sapwood.train.cllm:CllmObjective",
