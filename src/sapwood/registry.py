@@ -42,6 +42,7 @@ TABLE: dict[str, str] = {
     "drafter.falcon": "sapwood.drafters.heads.falcon:Falcon",
     "drafter.cerberus": "sapwood.drafters.heads.cerberus:Cerberus",
     "drafter.owl": "sapwood.drafters.heads.owl:Owl",
+    "drafter.moa": "sapwood.drafters.heads.moa:Moa",
     "drafter.mask-rows": "sapwood.drafters.heads.mask_rows:MaskRows",
     "drafter.mtp": "sapwood.drafters.heads.mtp:Mtp",
     "drafter.auto-head": "sapwood.drafters.heads.auto_head:AutoHead",

@@ -33,6 +33,7 @@ KINDS: dict[str, str] = {  # imported when one is saved or loaded
     "falcon": "sapwood.heads.falcon:FalconHead",
     "cerberus": "sapwood.heads.cerberus:CerberusHeads",
     "owl": "sapwood.heads.owl:OwlHead",
+    "moa": "sapwood.heads.moa:MoaHead",
 }
 FOREIGN_KEYS = {"eagle3": "sapwood.heads.eagle_keys:eagle_config"}  # keys for other engines
 EMBEDDING = "embed_tokens.weight"

@@ -23,6 +23,7 @@ OBJECTIVES: dict[str, str] = {
     "falcon": "sapwood.train.falcon:FalconObjective",
     "cerberus": "sapwood.train.cerberus:CerberusObjective",
     "owl": "sapwood.train.owl:OwlObjective",
+    "moa": "sapwood.train.moa:MoaObjective",
     "mask-rows": "sapwood.train.mask_rows:MaskRowsObjective",
     "medusa2": "sapwood.train.medusa2:Medusa2Objective",
     "cllm": "sapwood.train.cllm:CllmObjective",
