@@ -170,6 +170,7 @@ Systems of the surveys that no combination of these parts makes, and why:
   to right: the loop of this engine has no such target.
 - **Clover** (2405.00263), **Amphista** (2406.13170), **hidden transfer** (2404.12022) and
   **Gumiho** (2503.10135) are further heads over the same states; their networks were not rebuilt.
+- **Training wheels** are no option of the trainer: no text or code with their rule was at hand.
 - **SpecPIM** is hardware, and **Speculative RAG** a pipeline of prompts.
 """
 LEGEND = """\

@@ -32,6 +32,7 @@ NOT_QUICK = {
     "tests/test_lossless.py::test_merged_drafters_keep_the_law": "enumerates large trees",
     "tests/trace/test_trace_replay.py": "decodes every trace again",
     "tests/train/test_early_exit_parallel_recurrent.py": "trains heads",
+    "tests/train/test_student_texts.py": "trains draft models",
     "tests/train/test_evaluate.py": "decodes with every size of tree",
     "tests/train/test_head_losses.py": "trains heads",
     "tests/train/test_ltd.py": "fits predictors",
