@@ -28,7 +28,7 @@ TRAINED = {
         f"drafter.{name}"
         for name in ("eagle3", "eagle", "medusa", "hydra", "early-exit", "parallel", "recurrent")
     ),
-    *(f"drafter.{name}" for name in ("falcon", "cerberus", "owl", "moa")),
+    *(f"drafter.{name}" for name in ("falcon", "cerberus", "owl", "moa", "glide")),
     *(f"drafter.{name}" for name in ("mtp", "medusa2", "mask-rows")),
     "drafter.online",
     *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers

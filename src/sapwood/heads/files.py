@@ -34,6 +34,7 @@ KINDS: dict[str, str] = {  # imported when one is saved or loaded
     "cerberus": "sapwood.heads.cerberus:CerberusHeads",
     "owl": "sapwood.heads.owl:OwlHead",
     "moa": "sapwood.heads.moa:MoaHead",
+    "glide": "sapwood.heads.glide:GlideHead",
 }
 FOREIGN_KEYS = {"eagle3": "sapwood.heads.eagle_keys:eagle_config"}  # keys for other engines
 EMBEDDING = "embed_tokens.weight"

@@ -63,7 +63,7 @@ class MoaHead(TiedBase):
         super().__init__(config.shape.width, config.vocab, config.draft_vocab)
         self.config = config
         shape = config.shape
-        self.remember = LayerAttention(shape, len(config.features))
+        self.remember: nn.Module = LayerAttention(shape, len(config.features))
         self.own_norm = RMSNorm(shape.width, shape.eps)
         self.own = Attention(shape, shape.width)
         self.cross_norm = RMSNorm(shape.width, shape.eps)

@@ -27,7 +27,7 @@ class OwlConfig:
 
 
 class OwlHead(TiedBase):
-    """A state of the LSTM and a token in, the next state and logits over the draft vocabulary out."""
+    """A state of the LSTM and a token in, the next state and logits out."""
 
     kind: ClassVar[str] = "owl"
 

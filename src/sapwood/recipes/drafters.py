@@ -57,6 +57,16 @@ ENTRIES = (
         "values of all, and no layers of the target run behind the head.",
     ),
     NamedRecipe(
+        "glide",
+        "GLIDE with CaPE",
+        "2402.02082",
+        "glide + cape + match + fixed(nodes=35, depth=5, width=7)",
+        "glide",
+        fidelity=SIMPLIFIED,
+        note="Keys and values of the target's last layer are computed again from its input, and "
+        "the ranges of confidence are recalled from the paper, not read.",
+    ),
+    NamedRecipe(
         "cerberus",
         "Cerberus",
         "2410.13344",

@@ -24,6 +24,7 @@ OBJECTIVES: dict[str, str] = {
     "cerberus": "sapwood.train.cerberus:CerberusObjective",
     "owl": "sapwood.train.owl:OwlObjective",
     "moa": "sapwood.train.moa:MoaObjective",
+    "glide": "sapwood.train.glide:GlideObjective",
     "mask-rows": "sapwood.train.mask_rows:MaskRowsObjective",
     "medusa2": "sapwood.train.medusa2:Medusa2Objective",
     "cllm": "sapwood.train.cllm:CllmObjective",

@@ -8,22 +8,29 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
+from sapwood.backends.torch.backend import TorchBackend
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Draw
 from sapwood.drafters.heads import head_base
+from sapwood.drafters.heads.glide import Glide
 from sapwood.drafters.heads.moa import Moa
 from sapwood.drafters.propose import propose
 from sapwood.errors import SapwoodError
+from sapwood.heads.glide import GlideHead
 from sapwood.heads.layers import LayerShape
 from sapwood.heads.moa import MoaConfig, MoaHead
 from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
+from sapwood.policies.cape import Cape
 from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
+from sapwood.train.glide import GlideObjective, last_layer
 from sapwood.train.moa import MoaObjective, depths_of
+from sapwood.train.teacher import Teacher
 from sapwood.verifiers.match import Match
 from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
@@ -38,7 +45,7 @@ from tests.helpers.head_checks import (
     law_off,
     randomised,
 )
-from tests.helpers.head_training import batch_of, random_head, teacher
+from tests.helpers.head_training import batch_of, corpus, random_head, short_loop, teacher
 from tests.helpers.state_head_training import mlp, normed, projected, read
 
 torch.set_num_threads(1)
@@ -200,3 +207,72 @@ def test_the_loss_is_what_loops_over_places_give() -> None:
 
 def test_the_loss_falls(tmp_path: Path) -> None:
     check_learns(SMALL, tmp_path, least=0.05)
+
+
+# ------------------------------------------------------------------------------------------- glide
+GLIDE = GlideObjective(depth=3, vocabulary=48, inner=24, rate=0.01, matrix_rate=0.02)
+
+
+def make_glide(vocab: int = 61, draft_vocab: int = 40) -> GlideHead:
+    """A random layer that glimpses the tiny model's last one."""
+    model: Any = tiny_models.backend("llama").model
+    layer = model.base_model.layers[-1]
+    made: GlideHead = randomised(
+        GlideHead(MoaConfig(SHAPE, vocab, draft_vocab, (1,))), 0.15, vocab, draft_vocab
+    )
+    attention = layer.self_attn
+    made.glimpse(layer.input_layernorm.weight, attention.k_proj.weight, attention.v_proj.weight)
+    return made
+
+
+def test_glide_attends_to_the_targets_own_keys_and_values() -> None:
+    head = make_glide()
+    model: Any = tiny_models.backend("llama").model
+    cache = DynamicCache()
+    with torch.no_grad():
+        out = model.base_model(
+            torch.tensor([[5, 6, 7, 9]]),
+            past_key_values=cache,
+            use_cache=True,
+            output_hidden_states=True,
+        )
+        found = head.project_memory(out.hidden_states[1], torch.arange(4)[None])
+    torch.testing.assert_close(found[0], cache.layers[-1].keys)
+    torch.testing.assert_close(found[1], cache.layers[-1].values)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_text_of_glide_with_cape_is_plain_decodings(sampling: str) -> None:
+    check_text(Glide(head=make_glide()), Cape(), SAMPLINGS[sampling])
+
+
+def test_the_law_of_glide_is_the_targets() -> None:
+    drafter = Glide(head=make_glide(3, 3), draws=Draw.SWOR)
+    assert law_off(drafter, Cape(), Rrs(), 1) <= 1e-5
+
+
+def test_glide_survives_its_files(tmp_path: Path) -> None:
+    check_files(Glide, make_glide(), tmp_path)
+
+
+def test_glide_learns_and_leaves_the_targets_projections_alone(tmp_path: Path) -> None:
+    head, notes = short_loop(GLIDE, corpus(), tmp_path).run()
+    assert notes.curve[-1].loss < 0.95 * notes.curve[0].loss
+    layer: Any = teacher(torch.float32).model.base_model.layers[-1]
+    assert torch.equal(head.get_parameter("cross.k_proj.weight"), layer.self_attn.k_proj.weight)
+    assert torch.equal(head.get_parameter("memory_norm.weight"), layer.input_layernorm.weight)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("qwen2", "without biases"), ("gpt2", "a layer like Llama's")]
+)
+def test_glide_refuses_other_layers(family: str, reason: str) -> None:
+    other = Teacher(TorchBackend(tiny_models.make(family), family))
+    with pytest.raises(SapwoodError, match=reason):
+        last_layer(other)
+
+
+def test_cape_adds_candidates_where_the_drafter_is_unsure() -> None:
+    policy = Cape()
+    policy.widths_ = policy.greedy
+    assert [policy._width(prob) for prob in (0.9, 0.7, 0.5, 0.2)] == [1, 3, 5, 7]
