@@ -131,6 +131,7 @@ def test_every_kind_is_written_as_it_is_read(place: Place, tmp_path: Path) -> No
         "recurrent",
         "falcon",
         "moa(depth=2)",
+        "glide(depth=2)",
         "cerberus(heads=2)",
         "owl(unroll=2)",
         "draft-model(width=24)",

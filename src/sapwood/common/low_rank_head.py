@@ -71,7 +71,7 @@ class LowRankHead:
         ]
 
     def correction(self, state: FloatArray) -> FloatArray:
-        """What is added to the logits after this state, [vocab]."""
+        """Addition to the logits after this state, [vocab]."""
         found: FloatArray = self.up @ (self.down @ state.astype(np.float32))
         return found
 

@@ -138,7 +138,7 @@ class DraftModelObjective:
         self.sampling()
 
     def sampling(self) -> TextSampling:
-        """How the model's own answers are drawn."""
+        """Temperatures and limits of the model's own answers."""
         return TextSampling(
             self.temperature,
             self.top_p,

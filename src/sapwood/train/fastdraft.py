@@ -1,7 +1,7 @@
 """FastDraft (arXiv 2411.11055): pre-train a draft model, then tune it on text the target wrote.
 
 Labels are tokens, not probabilities, in both stages. Pre-training learns every token of a text
-(`whole=True`); tuning learns the target's answers alone, from the folder of the first stage
+(`whole=true`); tuning learns the target's answers alone, from the folder of the first stage
 (`start`). The paper pre-trains on ten billion tokens of natural text and code; here both stages
 read the corpus of the target.
 """

@@ -48,9 +48,9 @@ def last_layer(teacher: Teacher) -> tuple[Any, Any, Any]:
             f"glide reads the keys of a layer like Llama's, and {teacher.backend.info.model} has "
             "none; train another head"
         ) from error
-    if found[1].bias is not None:
+    if found[1].bias is not None or "k_norm" in dict(layer.self_attn.named_children()):
         raise SapwoodError(
-            f"glide reads keys without biases, and those of {teacher.backend.info.model} have "
-            "them; train another head"
+            f"glide reads keys without biases and norms, and those of "
+            f"{teacher.backend.info.model} have them; train another head"
         )
     return found

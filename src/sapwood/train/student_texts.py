@@ -21,7 +21,7 @@ from sapwood.train.teacher import Teacher
 
 @dataclass(frozen=True, slots=True)
 class TextSampling:
-    """How the answers are drawn."""
+    """Temperatures and limits by which answers are drawn."""
 
     temperature: float = 1.0  # of the draft model
     top_p: float = 1.0  # of the draft model
@@ -89,7 +89,7 @@ def draw(logits: Tensor, temperature: float, top_p: float, source: torch.Generat
 
 def ends_of(teacher: Teacher) -> list[int]:
     """Tokens that end an answer."""
-    found = getattr(teacher.config, "eos_token_id", None)
+    found = teacher.config.to_dict().get("eos_token_id")
     return [] if found is None else [found] if isinstance(found, int) else list(found)
 
 

@@ -228,7 +228,7 @@ def make_glide(vocab: int = 61, draft_vocab: int = 40) -> GlideHead:
 def test_glide_attends_to_the_targets_own_keys_and_values() -> None:
     head = make_glide()
     model: Any = tiny_models.backend("llama").model
-    cache = DynamicCache()
+    cache: Any = DynamicCache()
     with torch.no_grad():
         out = model.base_model(
             torch.tensor([[5, 6, 7, 9]]),
@@ -264,7 +264,7 @@ def test_glide_learns_and_leaves_the_targets_projections_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("qwen2", "without biases"), ("gpt2", "a layer like Llama's")]
+    ("family", "reason"), [("qwen2", "biases"), ("qwen3", "norms"), ("gpt2", "Llama's")]
 )
 def test_glide_refuses_other_layers(family: str, reason: str) -> None:
     other = Teacher(TorchBackend(tiny_models.make(family), family))

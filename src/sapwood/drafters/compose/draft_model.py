@@ -37,8 +37,8 @@ class DraftModel(Part):
 
     # a name as for --model, or a backend; empty takes the one trained for the target
     model: str | Backend = ""
-    made_by: str = "draft-model"  # the kind of training, where the model is not named
     draws: Draw = Draw.TOPK
+    made_by: str = "draft-model"  # the kind of training, where the model is not named
 
     paper: ClassVar[str] = "2211.17192"
     needs: ClassVar[frozenset[str]] = frozenset()

@@ -8,11 +8,11 @@ not to be had in full; the distribution is that over the heads' vocabulary, and 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sapwood.core.part import at_least
 from sapwood.core.protocols import Frontier
 from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.drafters.heads.medusa import Medusa
+from sapwood.errors import SapwoodError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,10 @@ class Cerberus(Medusa):
     trained: ClassVar[str] = "cerberus"
 
     def __post_init__(self) -> None:
-        at_least(0, gate=self.gate)
+        if not self.gate >= 0:
+            raise SapwoodError(
+                f"gate={self.gate} of cerberus must be 0 nats or more; 0 drafts nothing"
+            )
 
     def _propose(self, tree: Tree, frontier: Frontier, thought: "Tensor", rng: Rng) -> None:
         """Add the best tokens of the head at each node's depth, unless the gate is closed."""

@@ -31,7 +31,7 @@ BLOCK = 2  # rows of a block, and levels that it predicts
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """What one block has predicted below its node."""
+    """Predictions of one block below its node."""
 
     states: "Tensor"  # of the next two places, [2, width]
     carry: "Carry"

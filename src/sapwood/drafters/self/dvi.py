@@ -50,7 +50,7 @@ class Dvi(LayerExit):
         self.split.check_layer(self.exit_layer)
         model: Any = able.model
         width = model.get_input_embeddings().weight.shape[1]
-        norm = getattr(getattr(model.base_model, "norm", None), "weight", None)
+        norm = dict(model.base_model.named_parameters()).get("norm.weight")
         self.scale: FloatArray = (
             np.ones(width, np.float32) if norm is None else numbers(norm.detach()[None])[0]
         )
