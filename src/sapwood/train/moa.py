@@ -58,7 +58,8 @@ class MoaObjective:
         )
         head = MoaHead(config).to(teacher.device)
         share_weights(head, teacher, counts)
-        equalise(list(head.remember.get_submodule("norms").children()), config.features, teacher, counts)
+        norms = list(head.remember.get_submodule("norms").children())
+        equalise(norms, config.features, teacher, counts)
         return head
 
     def loss(self, head: MoaHead, teacher: Teacher, batch: TrainBatch) -> LossResult:

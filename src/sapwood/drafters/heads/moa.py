@@ -46,8 +46,9 @@ class Moa(HeadBase):
         self.features: tuple[int, ...] = self.net.config.features
         if max(self.features) > target.capabilities.layers:
             raise SapwoodError(
-                f"this {self.trained} head reads layer {max(self.features)} and {target.info.model} has "
-                f"{target.capabilities.layers}; use the model it was trained for"
+                f"this {self.trained} head reads layer {max(self.features)} and "
+                f"{target.info.model} has {target.capabilities.layers}; "
+                "use the model it was trained for"
             )
         target.watch(list(self.features))
 
