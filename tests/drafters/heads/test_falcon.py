@@ -181,9 +181,7 @@ def test_every_row_is_trained_in_both_places_of_a_block() -> None:
     none = torch.zeros_like(batch.tokens, dtype=torch.bool)
     first, second = places_of(head, batch, none)
     table = teacher().embedding
-    pairs = [
-        (batch.final[1, place], table[batch.tokens[1, place + 1]]) for place in range(9)
-    ]
+    pairs = [(batch.final[1, place], table[batch.tokens[1, place + 1]]) for place in range(9)]
     torch.testing.assert_close(second[1, 8], slow_block(head, pairs, 8)[0])
     torch.testing.assert_close(first[1, 7], slow_block(head, pairs, 7)[0])
 

@@ -125,9 +125,7 @@ class Moa(HeadBase):
         device = self.embedding.device
         start = len(self.ups_)
         self.rows_.update(zip(nodes, range(start, start + len(nodes)), strict=True))
-        self.ups_ += [
-            0 if node == ROOT else self.rows_[int(tree.parents[node])] for node in nodes
-        ]
+        self.ups_ += [0 if node == ROOT else self.rows_[int(tree.parents[node])] for node in nodes]
         text = self.tokens_.text
         words = torch.from_numpy(np.asarray(tree.tokens[nodes])).to(device)
         depths = torch.from_numpy(np.asarray(tree.depths[nodes])).to(device)
