@@ -1,5 +1,6 @@
 """Questions that every drafter with a trained head is asked: its text, its law, its files, its loss."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,13 @@ from sapwood.core.protocols import EngineContext
 from sapwood.core.sampling import Sampling
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import no_loader
+from sapwood.heads.cerberus import CerberusConfig, CerberusHeads
+from sapwood.heads.falcon import FalconConfig, FalconHead
 from sapwood.heads.files import load, save
+from sapwood.heads.glide import GlideHead
+from sapwood.heads.layers import LayerShape
+from sapwood.heads.moa import MoaConfig, MoaHead
+from sapwood.heads.owl import OwlConfig, OwlHead
 from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
 from sapwood.testing import law_error
@@ -37,6 +44,19 @@ def randomised(head: Any, std: float = 0.15, vocab: int = 61, draft_vocab: int =
     if draft_vocab:
         head.use_vocabulary(torch.randperm(vocab)[:draft_vocab].sort().values)
     return head
+
+
+def random_of(kind: str) -> Any:
+    """A random head of this kind for the tiny Llama, over its whole vocabulary."""
+    shape = LayerShape(width=32, heads=4, kv_heads=2, head_width=8, inner=48)
+    made: dict[str, Callable[[], Any]] = {
+        "falcon": lambda: FalconHead(FalconConfig(shape, 32, 61, 61, 2)),
+        "moa": lambda: MoaHead(MoaConfig(shape, 61, 61, (0, 1, 2))),
+        "glide": lambda: GlideHead(MoaConfig(shape, 61, 61, (1,))),
+        "cerberus": lambda: CerberusHeads(CerberusConfig(32, 61, 4, 2, 61)),
+        "owl": lambda: OwlHead(OwlConfig(32, 61, 61, 2)),
+    }
+    return randomised(made[kind](), 0.2, 61, 61)
 
 
 def check_text(drafter: Any, policy: Any, sampling: Sampling) -> None:

@@ -20,6 +20,7 @@ from sapwood.core.protocols import EngineContext, Frontier, RequestContext
 from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import Outcome
+from sapwood.drafters.propose import leaders
 from sapwood.drafters.self.layer_exit import LayerExit
 
 
@@ -73,9 +74,9 @@ class Dvi(LayerExit):
         for row, (node, width) in enumerate(frontier):
             logits = output.logits(row) + self.learner.correction(states[row])
             self.said_[node] = states[row], logits
-            best = np.lexsort((np.arange(len(logits)), -logits))[:width]
-            probs = probs_of(logits)[best]
-            tree.extend(node, best.tolist(), probs.tolist(), source=self.source)
+            probs = probs_of(logits)
+            best = leaders(probs, width)
+            tree.extend(node, best, probs[best].tolist(), source=self.source)
 
     def _normed(self, states: FloatArray) -> FloatArray:
         """States as the target's norm before its output head gives them, [rows, width]."""
