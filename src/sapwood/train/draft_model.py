@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 
 from sapwood.backends.torch.load import read_model
@@ -232,7 +231,7 @@ class DraftModelObjective:
             label = (
                 harden(target_probs, best, self.hard)
                 if self.labels == "probs"
-                else F.one_hot(following[part], teacher.vocab).to(target_probs.dtype)
+                else torch.zeros_like(target_probs).scatter_(1, following[part][:, None], 1.0)
             )
             more, agreed = soft_cross(
                 states[part], student.output, label, weights, best, self.divergence
