@@ -405,6 +405,16 @@ def head_kinds() -> str:
     return markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
 
 
+def training_ways() -> str:
+    """Ways of training a draft model at equal steps, on held-out texts."""
+    record = read("distillation.json", ROOT)
+    rows = [
+        [row["way"], f"{row['accepted']:.3f}", f"{row['tokens_per_pass']:.2f}"]
+        for row in record["rows"]
+    ]
+    return markdown(["way", "accepted", "tokens / pass"], rows)
+
+
 SHIPPED = "src/sapwood/shipped/smollm2"
 CLEARLY = 0.02  # of the constant's measure: a difference below this is none
 FEW = 50  # held-out rows below which nothing is said
@@ -424,6 +434,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "serving.load": serving_load,
     "equal.groups": equal_groups,
     "pair.kinds": pair_kinds,
+    "training.ways": training_ways,
 }
 if (ROOT / RESULTS / HEADS).is_file():  # `python benchmarks/heads.py` writes it
     TABLES["heads"] = head_kinds

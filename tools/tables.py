@@ -166,6 +166,7 @@ Systems of the surveys that no combination of these parts makes, and why:
   to right: the loop has no such target, and no recipe names it. `sapwood.engine.diffusion` is a
   driver of its own, for exact tables and small masked models; its text is that of decoding the same
   diffusion model step by step.
+- **Training wheels** are no option of the trainer: no text or code with their rule was at hand.
 - **SpecPIM** is hardware, and **Speculative RAG** a pipeline of prompts.
 """
 LEGEND = """\

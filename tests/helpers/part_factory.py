@@ -35,6 +35,7 @@ TRAINED = {
         for name in ("mtp", "medusa2", "mask-rows", "ppd", "gated-masks", "streams")
     ),
     *(f"drafter.{name}" for name in ("clover", "amphista", "hidden-transfer", "gumiho", "ctc")),
+    *(f"drafter.{name}" for name in ("falcon", "cerberus", "owl", "moa", "glide")),
     "drafter.online",
     *(f"drafter.{name}" for name in ("translated", "universal")),  # and tokenizers
     *(f"policy.{name}" for name in ("specdec++", "c2t", "ltd")),
@@ -43,7 +44,14 @@ TRAINED = {
     "controller.ldlp",
     *(
         f"drafter.{name}"
-        for name in ("self-skip", "draft-on-the-fly", "layer-exit", "quantized-self", "sparse-kv")
+        for name in (
+            "self-skip",
+            "draft-on-the-fly",
+            "layer-exit",
+            "dvi",
+            "quantized-self",
+            "sparse-kv",
+        )
     ),  # layers, bits and keys to leave out
     "policy.propd",  # layers to stop between
 }

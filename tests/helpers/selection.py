@@ -34,6 +34,7 @@ NOT_QUICK = {
     "tests/train/test_early_exit_parallel_recurrent.py": "trains heads",
     "tests/benchmarks/test_heads_benchmark.py": "trains heads",
     "tests/train/test_text_layers.py": "trains heads",
+    "tests/train/test_student_texts.py": "trains draft models",
     "tests/train/test_evaluate.py": "decodes with every size of tree",
     "tests/train/test_head_losses.py": "trains heads",
     "tests/train/test_ltd.py": "fits predictors",

@@ -288,3 +288,41 @@ def test_a_run_with_noise_repeats_itself_after_a_stop(tmp_path: Path) -> None:
         assert torch.equal(tensor, rest.state_dict()[name]), name
     quiet, _ = short_loop(EagleObjective(vocabulary=VOCABULARY), corpus(), tmp_path / "quiet").run()
     assert not torch.equal(quiet.fc.weight, whole.fc.weight)  # type: ignore[union-attr,arg-type]
+
+
+# ------------------------------------------------------------------------------------ best tokens
+@pytest.mark.parametrize("count", [1, 4, 99])
+def test_the_loss_on_the_best_tokens_is_the_formula(count: int) -> None:
+    """HASS: - sum over the target's best tokens of p log q, and its slope."""
+    objective = EagleObjective(vocabulary=48, inner=24)
+    head = random_head(objective, teacher())
+    batch = batch_of(objective, teacher(), [0, 3])
+    labels = label(head, teacher(), batch, 0.0)
+    torch.manual_seed(0)
+    states = torch.randn(len(labels.places), 32, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(len(labels.places), dtype=torch.float64)
+    found = eagle.top_loss(labels, states, head.output, weights, count)
+    logs = (states @ head.output.t()).log_softmax(-1)
+    wanted = torch.zeros((), dtype=torch.float64)
+    for row, probs in enumerate(labels.target_probs):
+        for token in probs.argsort(descending=True)[:count].tolist():
+            wanted = wanted - weights[row] * probs[token] * logs[row, token]
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    ours, theirs = (torch.autograd.grad(one, states)[0] for one in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
+
+
+def test_the_loss_on_the_best_tokens_is_added_to_every_step() -> None:
+    plain = EagleObjective(vocabulary=48, inner=24, steps=2)
+    head = random_head(plain, teacher())
+    batch = batch_of(plain, teacher(), [0, 3])
+    labels = label(head, teacher(), batch, 0.0)
+    more = []
+    for step, states in enumerate(eagle.unroll(head, batch, 2)):
+        rows, weights = labels.rows(step)
+        chosen = states[labels.texts, rows]
+        more.append(float(eagle.top_loss(labels, chosen, head.output, weights, 5)))
+    wanted = 0.5 * (more[0] + plain.decay * more[1]) / (1 + plain.decay)
+    hass = replace(plain, top=5, top_weight=0.5)
+    lessons = [float(one.loss(head, teacher(), batch).loss) for one in (hass, plain)]
+    assert lessons[0] - lessons[1] == pytest.approx(wanted, rel=1e-6)

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sapwood.errors import SapwoodError
 from sapwood.train import losses
 from sapwood.train.eagle3 import harden
-from sapwood.train.losses import compare, measure, soft_cross
+from sapwood.train.losses import DIVERGENCES, check_divergence, compare, measure, soft_cross
 
 torch.set_num_threads(1)
 
@@ -185,3 +186,62 @@ def test_a_hardened_label_moves_its_share_to_the_best_token(share: float, seed: 
         for token in range(5):
             wanted = (1 - share) * float(probs[row, token]) + share * (token == int(best[row]))
             assert float(found[row, token]) == pytest.approx(wanted)
+
+
+# ------------------------------------------------------------------------------------ divergences
+def diverging(logits: Tensor, probs: Tensor, weights: Tensor, divergence: str) -> Tensor:
+    """The formulas of DistillSpec (arXiv 2310.08461, section 3), token by token."""
+    total = torch.zeros((), dtype=logits.dtype)
+    for row, p, weight in zip(logits, probs, weights, strict=True):
+        q = row.softmax(0)
+        m = (p + q) / 2
+        terms = {
+            "fkl": -p * q.log(),
+            "rkl": q * (q / p).log(),
+            "jsd": (p * (p / m).log() + q * (q / m).log()) / 2,
+            "tvd": (p - q).abs() / 2,
+        }
+        total = total + weight * terms[divergence].sum()
+    return total
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("piece", [7, 1 << 20])
+def test_a_divergence_and_its_slope_are_the_formulas(
+    divergence: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "PIECE", piece)
+    states, head, probs, weights, best = made(5, 6, 3)
+    ours = [tensor.clone().requires_grad_() for tensor in (states, head)]
+    theirs = [tensor.clone().requires_grad_() for tensor in (states, head)]
+    loss, _ = soft_cross(*ours, probs, weights, best, divergence)
+    wanted = diverging(theirs[0] @ theirs[1].t(), probs, weights, divergence)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
+    slopes = torch.autograd.grad(loss, ours)
+    for slope, other in zip(slopes, torch.autograd.grad(wanted, theirs), strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("divergence", ["rkl", "jsd", "tvd"])
+def test_a_divergence_is_least_where_both_are_alike(divergence: str) -> None:
+    _, _, probs, weights, best = made(4, 6, 6)
+    head = torch.eye(6, dtype=torch.float64)
+    logits = probs.log().requires_grad_()
+    loss, _ = soft_cross(logits, head, probs, weights, best, divergence)
+    assert loss.item() == pytest.approx(0, abs=1e-12)
+    if divergence != "tvd":  # which has a corner there
+        assert torch.autograd.grad(loss, logits)[0].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_a_token_that_the_target_never_says_has_a_finite_slope(divergence: str) -> None:
+    states, head, probs, weights, best = made(3, 5, 2)
+    probs[:, 0] = 0.0
+    states.requires_grad_()
+    loss, _ = soft_cross(states, head, probs, weights, best, divergence)
+    assert torch.isfinite(torch.autograd.grad(loss, states)[0]).all()
+
+
+def test_a_strange_divergence_is_refused() -> None:
+    with pytest.raises(SapwoodError, match="'kl' is no divergence; take one of fkl, rkl"):
+        check_divergence("kl")

@@ -134,6 +134,11 @@ def test_every_kind_is_written_as_it_is_read(place: Place, tmp_path: Path) -> No
         "gumiho(inner=24, narrow=16)",
         "ctc(inner=24)",
         "hidden-transfer",
+        "falcon",
+        "moa(depth=2)",
+        "glide(depth=2)",
+        "cerberus(heads=2)",
+        "owl(unroll=2)",
         "draft-model(width=24)",
     )
     assert main(asked(place, "--steps", "3", "--out", str(tmp_path / "all"), teach=several)) == 0

@@ -38,6 +38,11 @@ KINDS: dict[str, str] = {  # imported when one is saved or loaded
     "early-exit": "sapwood.heads.early_exit:EarlyExitHead",
     "parallel": "sapwood.heads.parallel:ParallelHead",
     "recurrent": "sapwood.heads.recurrent:RecurrentHead",
+    "falcon": "sapwood.heads.falcon:FalconHead",
+    "cerberus": "sapwood.heads.cerberus:CerberusHeads",
+    "owl": "sapwood.heads.owl:OwlHead",
+    "moa": "sapwood.heads.moa:MoaHead",
+    "glide": "sapwood.heads.glide:GlideHead",
 }
 FOREIGN_KEYS = {"eagle3": "sapwood.heads.eagle_keys:eagle_config"}  # keys for other engines
 EMBEDDING = "embed_tokens.weight"

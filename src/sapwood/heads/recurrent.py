@@ -46,6 +46,11 @@ class RecurrentHead(TiedBase):
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.blocks))
         self.norm = RMSNorm(width, config.eps)
 
+    @property
+    def state_width(self) -> int:
+        """Width of a state."""
+        return self.config.width
+
     def begin(self, final: Tensor) -> Tensor:
         """The first state, from the target's final state [..., width]."""
         state: Tensor = self.begin_norm(final)

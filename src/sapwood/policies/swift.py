@@ -34,6 +34,7 @@ class Swift(Part):
 
     paper: ClassVar[str] = "2410.06916"
     prunes: ClassVar[Prune] = Prune.GROUPS
+    bounds: ClassVar[tuple[float, ...]] = BOUNDS
 
     def __post_init__(self) -> None:
         between(0, 1, stop=self.stop)
@@ -70,5 +71,5 @@ class Swift(Part):
 
     def _width(self, prob: float) -> int:
         """Children of a position whose first one has this probability."""
-        place = next((i for i, bound in enumerate(BOUNDS) if prob > bound), len(BOUNDS))
+        place = next((i for i, bound in enumerate(self.bounds) if prob > bound), len(self.bounds))
         return self.widths_[min(place, len(self.widths_) - 1)]

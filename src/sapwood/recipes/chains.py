@@ -17,6 +17,34 @@ ENTRIES = (
         "draft-model",
     ),
     NamedRecipe(
+        "distillspec",
+        "DistillSpec",
+        "2310.08461",
+        "draft-model(made_by='distillspec', draws=iid) + chain + speculative"
+        " + fixed(nodes=5, depth=5, width=1)",
+        "distillspec",
+    ),
+    NamedRecipe(
+        "skd",
+        "Speculative Knowledge Distillation",
+        "2410.11325",
+        "draft-model(made_by='skd', draws=iid) + chain + speculative"
+        " + fixed(nodes=5, depth=5, width=1)",
+        "skd",
+        note="A way of training, here for a draft model that drafts.",
+    ),
+    NamedRecipe(
+        "fastdraft",
+        "FastDraft",
+        "2411.11055",
+        "draft-model(made_by='fastdraft', draws=iid) + chain + speculative"
+        " + fixed(nodes=5, depth=5, width=1)",
+        "fastdraft",
+        fidelity=SIMPLIFIED,
+        note="Both stages of training read the target's corpus instead of ten billion tokens of "
+        "natural text and code.",
+    ),
+    NamedRecipe(
         "pearl",
         "PEARL",
         "2408.11850",

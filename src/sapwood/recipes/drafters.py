@@ -81,4 +81,58 @@ ENTRIES = (
         note="A correction of the head's logits learns from rejected tokens instead of the draft "
         "model itself.",
     ),
+    NamedRecipe(
+        "falcon",
+        "Falcon",
+        "2412.12639",
+        "falcon + rank-paths(children=["
+        "20, 11, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, "
+        "10, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 10, 0, 0, 0, 0, "
+        "0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1"
+        "]) + match + fixed(nodes=75, depth=4, width=20)",
+        "falcon",
+        fidelity=SIMPLIFIED,
+        note="Every row is trained in both places of a block, the share of the glance is constant, "
+        "and children are chosen at every temperature; the tree is the published one of four "
+        "levels.",
+    ),
+    NamedRecipe(
+        "moa",
+        "Mixture of Attentions",
+        "2410.03804",
+        "moa + beam(beam=10) + match + fixed(nodes=59, depth=6, width=10)",
+        "moa",
+        fidelity=SIMPLIFIED,
+        note="Attention over layers reads the hidden states of four layers instead of the keys and "
+        "values of all, and no layers of the target run behind the head.",
+    ),
+    NamedRecipe(
+        "glide",
+        "GLIDE with CaPE",
+        "2402.02082",
+        "glide + cape + match + fixed(nodes=35, depth=5, width=7)",
+        "glide",
+        fidelity=SIMPLIFIED,
+        note="Keys and values of the target's last layer are computed again from its input, and "
+        "the ranges of confidence are recalled from the paper, not read.",
+    ),
+    NamedRecipe(
+        "cerberus",
+        "Cerberus",
+        "2410.13344",
+        "cerberus + rank-paths(head='cerberus') + match + fixed(nodes=63, depth=4, width=10)",
+        "cerberus",
+        fidelity=RECONSTRUCTED,
+        note="Rebuilt from a description: the entropy that the gate reads and its limit are ours.",
+    ),
+    NamedRecipe(
+        "owl",
+        "OWL",
+        "2510.07535",
+        "owl + beam(beam=10) + match + fixed(nodes=59, depth=8, width=10)",
+        "owl",
+        fidelity=SIMPLIFIED,
+        note="Without the special token behind the text whose state the drafter reads there, and "
+        "without the mixture with suffix decoding.",
+    ),
 )

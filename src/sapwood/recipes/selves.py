@@ -1,6 +1,6 @@
 """Recipes of self-drafting, and of pruning inside the target."""
 
-from sapwood.recipes.entry import OWN, SIMPLIFIED, NamedRecipe
+from sapwood.recipes.entry import OWN, RECONSTRUCTED, SIMPLIFIED, NamedRecipe
 
 ENTRIES = (
     NamedRecipe(
@@ -74,6 +74,15 @@ ENTRIES = (
         fidelity=SIMPLIFIED,
         note="The upper level alone, without the small model below it; in int8 and on CUDA the "
         "last keys are seen instead of retrieved chunks.",
+    ),
+    NamedRecipe(
+        "dvi",
+        "Draft, Verify & Improve",
+        "2510.05421",
+        "dvi + chain + match + fixed(nodes=4, depth=4, width=1)",
+        fidelity=RECONSTRUCTED,
+        note="The schedule from KL to reward, its weights, the rank and the split are ours; the "
+        "paper's were not to be had.",
     ),
     NamedRecipe(
         "propd",

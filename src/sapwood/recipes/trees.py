@@ -59,8 +59,8 @@ ENTRIES = (
         "eagle + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
         "eagle",
         fidelity=SIMPLIFIED,
-        note="EAGLE-2's tree with a head trained in three steps on its own outputs, without the "
-        "paper's second stage, a loss on the target's ten best tokens.",
+        note="EAGLE-2's tree with a head trained in three steps on its own outputs; the one that "
+        "ships was trained without the loss on the target's ten best tokens (`top=10`).",
     ),
     NamedRecipe(
         "eagle3",

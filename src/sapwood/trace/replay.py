@@ -71,6 +71,7 @@ NOT_RECORDED = {
     "quantized-self": "the target's own layers at texts of its own",
     "sparse-kv": "the target's own keys at texts of its own",
     "early-exit": "the target's own layers at rejected nodes",
+    "dvi": "the target's own layers at rejected nodes",
     "propd": "the target's early layers at rejected nodes",
 }
 

@@ -1,7 +1,8 @@
 """Training of the EAGLE head: the target's next final state, and the probs made from it.
 
 arXiv 2401.15077, section 4.2. More than one step is HASS (arXiv 2408.15766): step s reads the text
-shifted by s and the head's own output of step s - 1, as it will when it drafts.
+shifted by s and the head's own output of step s - 1, as it will when it drafts. Its other part is a
+further loss, the cross entropy on the target's best ten tokens alone (`top`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least
 from sapwood.heads.eagle import EagleConfig, EagleHead
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import label, weigh
+from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.losses import soft_cross
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.unrolled import Keys, attend
@@ -33,6 +35,8 @@ class EagleObjective:
     state: float = 1.0  # weight of the distance between states
     word: float = 0.1  # weight of the cross entropy
     hard: float = 0.0  # share of the label that is the target's first choice alone
+    top: int = 0  # best tokens of the target in a further cross entropy; 0: none, HASS has 10
+    top_weight: float = 1.0  # of that cross entropy
     noise: float = 0.0  # width of uniform noise on the states it reads; the paper's is 0.2
     vocabulary: int = 16_384  # tokens the head can propose
     inner: int = 0  # width of its MLP; 0: the target's
@@ -43,6 +47,7 @@ class EagleObjective:
 
     def __post_init__(self) -> None:
         at_least(1, steps=self.steps, vocabulary=self.vocabulary)
+        at_least(0, top=self.top)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
         """None: the head reads final states."""
@@ -82,6 +87,10 @@ class EagleObjective:
             chosen = states[labels.texts, rows]
             loss, right = labels.loss(chosen, head.output, weights)
             losses.append(self.word * loss + self.state * (weights * distance(chosen, goal)).sum())
+            if self.top:
+                losses[-1] = losses[-1] + self.top_weight * top_loss(
+                    labels, chosen, head.output, weights, self.top
+                )
             agreement.append(right)
         return weigh(losses, agreement, self.decay)
 
@@ -123,3 +132,15 @@ def with_noise(batch: TrainBatch, noise: float) -> Tensor:
         batch.final.shape, generator=source, device=batch.final.device, dtype=batch.final.dtype
     )
     return batch.final + (drawn - 0.5) * (noise * USUAL / batch.tokens.shape[1])
+
+
+def top_loss(
+    labels: TargetLabels, states: Tensor, output: Tensor, weights: Tensor, count: int
+) -> Tensor:
+    """Cross entropy on the target's best tokens, - sum p log q over so many of them."""
+    best = labels.target_probs.topk(min(count, labels.target_probs.shape[-1]), -1)
+    kept = torch.zeros_like(labels.target_probs).scatter_(-1, best.indices, best.values)
+    share = kept.sum(-1, keepdim=True)
+    # of labels that sum to one, weighed by what they summed to before
+    loss, _ = soft_cross(states, output, kept / share, weights * share[:, 0], labels.best)
+    return loss

@@ -18,7 +18,7 @@ from sapwood.errors import SapwoodError
 from sapwood.heads import files
 from sapwood.heads.eagle3 import Eagle3Config, Eagle3Head
 from sapwood.train.batches import TrainBatch
-from sapwood.train.losses import soft_cross
+from sapwood.train.losses import check_divergence, soft_cross
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.unrolled import Keys, attend
@@ -32,6 +32,7 @@ class Eagle3Objective:
     unroll: int = 7  # steps the head is trained on its own outputs
     decay: float = 0.85  # weight of each step against the one before
     hard: float = 0.3  # share of the label that is the target's first choice alone
+    divergence: str = "fkl"  # from the target's probs: fkl, rkl, jsd or tvd
     vocabulary: int = 14_336  # tokens the head can propose
     inner: int = 0  # width of its MLP; 0: four times the target's width
     start: str = ""  # folder of a head to go on from, with its vocabulary and width; "": a new one
@@ -44,6 +45,7 @@ class Eagle3Objective:
         at_least(1, unroll=self.unroll, vocabulary=self.vocabulary)
         at_least(0, inner=self.inner)
         between(0, 1, hard=self.hard, decay=self.decay)
+        check_divergence(self.divergence)
         if self.start:  # errors come before texts are made
             self.check_start()
 
@@ -116,7 +118,9 @@ class Eagle3Objective:
             weights = known & (rows >= 0)
             weights = weights / weights.sum().clamp(min=1)
             chosen = head.norm(states[texts, rows.clamp(min=0)])
-            loss, right = soft_cross(chosen, head.lm_head.weight, target_probs, weights, best)
+            loss, right = soft_cross(
+                chosen, head.lm_head.weight, target_probs, weights, best, self.divergence
+            )
             losses.append(loss * self.decay**step)
             agreement.append(right)
         total = sum(self.decay**step for step in range(self.unroll))

@@ -12,6 +12,7 @@ from sapwood.core.part import at_least
 from sapwood.heads.hydra import HydraConfig, HydraHeads
 from sapwood.train.batches import TrainBatch
 from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.losses import check_divergence
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.vocabulary import commonest
@@ -26,6 +27,7 @@ class HydraObjective:
     inner: int = 288  # width of the blocks
     decay: float = 0.8  # weight of each place against the one before
     hard: float = 0.3  # share of the label that is the target's first choice alone
+    divergence: str = "fkl"  # from the target's probs: fkl, rkl, jsd or tvd
     vocabulary: int = 16_384  # tokens the heads can propose
     rate: float = 2e-3
     matrix_rate: float = 8e-3
@@ -34,6 +36,7 @@ class HydraObjective:
 
     def __post_init__(self) -> None:
         at_least(1, heads=self.heads, inner=self.inner, vocabulary=self.vocabulary)
+        check_divergence(self.divergence)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
         """None: the heads read final states."""
@@ -52,7 +55,7 @@ class HydraObjective:
 
     def loss(self, head: HydraHeads, teacher: Teacher, batch: TrainBatch) -> LossResult:
         """Compare every head with the target at the place it predicts."""
-        labels = label(head, teacher, batch, self.hard)
+        labels = label(head, teacher, batch, self.hard, self.divergence)
         results = [
             labels.loss(states, head.output, weights)
             for states, weights in answers(head, batch, labels)

@@ -36,6 +36,7 @@ class TargetLabels:
     target_probs: Tensor  # [places, draft vocab]
     best: Tensor  # [places] the target's own first choice, as a draft token
     known: Tensor  # [places] True if the token that follows is in the draft vocabulary
+    divergence: str = "fkl"  # one of losses.DIVERGENCES
 
     def rows(self, step: int) -> tuple[Tensor, Tensor]:
         """Row and weight of each place, predicted `step` steps ahead of the next; both [places]."""
@@ -45,16 +46,19 @@ class TargetLabels:
 
     def loss(self, states: Tensor, output: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and agreement of states [places, width] under output rows [draft vocab, width]."""
-        return soft_cross(states, output, self.target_probs, weights, self.best)
+        return soft_cross(states, output, self.target_probs, weights, self.best, self.divergence)
 
 
-def label(head: VocabHead, teacher: Teacher, batch: TrainBatch, hard: float) -> TargetLabels:
+def label(
+    head: VocabHead, teacher: Teacher, batch: TrainBatch, hard: float, divergence: str = "fkl"
+) -> TargetLabels:
     """Labels of a batch; `hard` is the share of the probs that goes to their first choice alone."""
     texts, places = batch.labelled_places()
     target_probs = teacher.target_probs(batch.final[texts, places], head.vocabulary)
     best = target_probs.argmax(-1)
     known = head.t2d[batch.tokens[texts, places + 1]]
-    return TargetLabels(texts, places, harden(target_probs, best, hard), best, known)
+    probs = harden(target_probs, best, hard)
+    return TargetLabels(texts, places, probs, best, known, divergence)
 
 
 def weigh(losses: Sequence[Tensor], agreement: Sequence[Tensor], decay: float) -> LossResult:

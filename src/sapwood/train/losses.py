@@ -1,4 +1,4 @@
-"""Cross entropy against soft labels over a large vocabulary, without keeping its logits.
+"""Divergences from soft labels over a large vocabulary, without keeping their logits.
 
 Logits of 30,000 rows over 16,000 tokens take two gigabytes, seven times over when a head is
 unrolled. Here a piece of them is computed, turned into its gradient at once, and dropped.
@@ -10,19 +10,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sapwood.errors import SapwoodError
+
 PIECE = 1 << 26  # logits in memory at a time
+# of the head's q from the target's p: cross entropy, which is KL(p || q) but for a constant;
+# KL(q || p); the Jensen-Shannon divergence; half the sum of |p - q|
+DIVERGENCES = ("fkl", "rkl", "jsd", "tvd")
+LEAST = 1e-30  # a probability of the target below it counts as this one under a logarithm
 
 
 def compare(
-    logits: Tensor, probs: Tensor, weight: Tensor, best: Tensor
+    logits: Tensor, probs: Tensor, weight: Tensor, best: Tensor, divergence: str = "fkl"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of logits [rows, vocab]: the loss, the weight of agreeing rows, and the loss' gradient."""
     wide = logits.to(weight.dtype)
     norm = wide.logsumexp(-1)
-    loss = (weight * (norm - (wide * probs).sum(-1, dtype=wide.dtype))).sum()
     right = (weight * (wide.argmax(-1) == best)).sum()
-    slope = ((wide - norm[:, None]).exp() - probs) * weight[:, None]
-    return loss, right, slope.to(logits.dtype)
+    if divergence == "fkl":
+        loss = (weight * (norm - (wide * probs).sum(-1, dtype=wide.dtype))).sum()
+        slope = ((wide - norm[:, None]).exp() - probs) * weight[:, None]
+        return loss, right, slope.to(logits.dtype)
+    logq = wide - norm[:, None]
+    lost, pull = diverged(logq, probs.to(wide.dtype), divergence)
+    q = logq.exp()
+    # of a function of q = softmax(logits): q (pull - mean of pull under q)
+    slope = q * (pull - (q * pull).sum(-1, keepdim=True)) * weight[:, None]
+    return (weight * lost).sum(), right, slope.to(logits.dtype)
+
+
+def diverged(logq: Tensor, p: Tensor, divergence: str) -> tuple[Tensor, Tensor]:
+    """Divergence of each row [rows], and its derivative by q up to a constant [rows, vocab]."""
+    q = logq.exp()
+    if divergence == "rkl":
+        pull = logq - p.clamp(min=LEAST).log()
+        return (q * pull).sum(-1), pull
+    if divergence == "jsd":
+        middle = ((p + q) / 2).clamp(min=LEAST).log()
+        pull = (logq - middle) / 2
+        ours = p * (p.clamp(min=LEAST).log() - middle) / 2
+        return (q * pull + ours).sum(-1), pull
+    assert divergence == "tvd"
+    return (p - q).abs().sum(-1) / 2, (q - p).sign() / 2
 
 
 @cache
@@ -32,17 +60,17 @@ def compiled() -> Any:
 
 
 def measure(
-    logits: Tensor, probs: Tensor, weight: Tensor, best: Tensor
+    logits: Tensor, probs: Tensor, weight: Tensor, best: Tensor, divergence: str = "fkl"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`compare`, compiled on a GPU."""
     found: tuple[Tensor, Tensor, Tensor] = (compiled() if logits.is_cuda else compare)(
-        logits, probs, weight, best
+        logits, probs, weight, best, divergence
     )
     return found
 
 
 class SoftCross(torch.autograd.Function):
-    """Weighted sum of the cross entropies of softmax(states @ head.T) against given probs."""
+    """Weighted sum of divergences of softmax(states @ head.T) from given probs."""
 
     @staticmethod
     def forward(
@@ -52,6 +80,7 @@ class SoftCross(torch.autograd.Function):
         target_probs: Tensor,  # [rows, vocab], each row sums to one
         weights: Tensor,  # [rows]
         best: Tensor,  # [rows] the target's own first choice
+        divergence: str = "fkl",
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the sum of weights of rows whose best token is the target's."""
         compute = (
@@ -72,7 +101,7 @@ class SoftCross(torch.autograd.Function):
             state = states[part].to(narrow.dtype)
             probs = target_probs[part]
             weight = weights[part].to(wide)
-            lost, hit, slope = measure(state @ narrow.t(), probs, weight, best[part])
+            lost, hit, slope = measure(state @ narrow.t(), probs, weight, best[part], divergence)
             loss += lost
             right += hit
             dstates[part] = (slope @ narrow).to(states.dtype)
@@ -87,12 +116,23 @@ class SoftCross(torch.autograd.Function):
         """The gradients of the forward pass, scaled."""
         dstates, dhead = ctx.saved_tensors
         scaled = None if dhead is None else dhead * grad.to(dhead.dtype)
-        return dstates * grad.to(dstates.dtype), scaled, None, None, None
+        return dstates * grad.to(dstates.dtype), scaled, None, None, None, None
 
 
 def soft_cross(
-    states: Tensor, head: Tensor, target_probs: Tensor, weights: Tensor, best: Tensor
+    states: Tensor,
+    head: Tensor,
+    target_probs: Tensor,
+    weights: Tensor,
+    best: Tensor,
+    divergence: str = "fkl",
 ) -> tuple[Tensor, Tensor]:
     """Loss and agreement of a head's states against the target's probs; see `SoftCross`."""
-    loss, right = SoftCross.apply(states, head, target_probs, weights, best)  # type: ignore[no-untyped-call]
+    loss, right = SoftCross.apply(states, head, target_probs, weights, best, divergence)  # type: ignore[no-untyped-call]
     return loss, right
+
+
+def check_divergence(name: str) -> None:
+    """Raise if there is no divergence of this name."""
+    if name not in DIVERGENCES:
+        raise SapwoodError(f"{name!r} is no divergence; take one of {', '.join(DIVERGENCES)}")

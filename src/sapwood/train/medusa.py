@@ -11,6 +11,7 @@ from sapwood.core.part import at_least
 from sapwood.heads.medusa import MedusaConfig, MedusaHeads
 from sapwood.train.batches import TrainBatch
 from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.losses import check_divergence
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.vocabulary import commonest
@@ -24,6 +25,7 @@ class MedusaObjective:
     blocks: int = 1  # of each head
     decay: float = 0.8  # weight of each place against the one before
     hard: float = 0.3  # share of the label that is the target's first choice alone
+    divergence: str = "fkl"  # from the target's probs: fkl, rkl, jsd or tvd
     vocabulary: int = 16_384  # tokens the heads can propose
     rate: float = 2e-3
     matrix_rate: float = 8e-3
@@ -32,6 +34,7 @@ class MedusaObjective:
 
     def __post_init__(self) -> None:
         at_least(1, heads=self.heads, blocks=self.blocks, vocabulary=self.vocabulary)
+        check_divergence(self.divergence)
 
     def features(self, teacher: Teacher) -> tuple[int, ...]:
         """None: the heads read final states."""
@@ -54,7 +57,7 @@ class MedusaObjective:
 
     def loss(self, head: MedusaHeads, teacher: Teacher, batch: TrainBatch) -> LossResult:
         """Compare every head with the target at the place it predicts."""
-        labels = label(head, teacher, batch, self.hard)
+        labels = label(head, teacher, batch, self.hard, self.divergence)
         results = [
             labels.loss(states, head.rows(step), weights)
             for step, (states, weights) in enumerate(answers(head, batch, labels))

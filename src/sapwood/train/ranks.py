@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from sapwood.common.rank_table import RANKS
-from sapwood.train import hydra, medusa, ppd
+from sapwood.train import cerberus, hydra, medusa, ppd
 from sapwood.train.batches import TrainBatch
 from sapwood.train.checkpoint import write
 from sapwood.train.labels import label
 from sapwood.train.teacher import Teacher
 
-ANSWERS: dict[str, Any] = {"medusa": medusa.answers, "hydra": hydra.answers}
+ANSWERS: dict[str, Any] = {
+    "medusa": medusa.answers,
+    "hydra": hydra.answers,
+    "cerberus": cerberus.answers,
+}
 COUNTED: dict[str, Any] = {"ppd": ppd.rank_hits}
 KINDS = (*ANSWERS, *COUNTED)
 

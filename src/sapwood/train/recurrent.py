@@ -5,7 +5,7 @@ from t + 1 on; after each it is compared with the target's probs of the next tok
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -62,9 +62,9 @@ class RecurrentObjective:
         return compare(head, steps, teacher, batch, hard=self.hard, decay=self.decay)
 
 
-def unroll(head: RecurrentHead, embedding: Tensor, batch: TrainBatch, steps: int) -> list[Tensor]:
+def unroll(head: Any, embedding: Tensor, batch: TrainBatch, steps: int) -> list[Tensor]:
     """The head's outputs [batch, rows, width] after each of these steps."""
-    first = head.begin(batch.final.to(head.fuse.weight.dtype))
+    first = head.begin(batch.final.to(next(head.parameters()).dtype))
     states = first
     outputs = []
     for step in range(steps):

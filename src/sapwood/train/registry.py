@@ -25,6 +25,11 @@ OBJECTIVES: dict[str, str] = {
     "early-exit": "sapwood.train.early_exit:EarlyExitObjective",
     "parallel": "sapwood.train.parallel:ParallelObjective",
     "recurrent": "sapwood.train.recurrent:RecurrentObjective",
+    "falcon": "sapwood.train.falcon:FalconObjective",
+    "cerberus": "sapwood.train.cerberus:CerberusObjective",
+    "owl": "sapwood.train.owl:OwlObjective",
+    "moa": "sapwood.train.moa:MoaObjective",
+    "glide": "sapwood.train.glide:GlideObjective",
     "mask-rows": "sapwood.train.mask_rows:MaskRowsObjective",
     "medusa2": "sapwood.train.medusa2:Medusa2Objective",
     "cllm": "sapwood.train.cllm:CllmObjective",
@@ -34,6 +39,9 @@ OBJECTIVES: dict[str, str] = {
     "streams": "sapwood.train.streams:StreamsObjective",
     "ppd": "sapwood.train.ppd:PpdObjective",
     "pard": "sapwood.train.pard:PardObjective",
+    "distillspec": "sapwood.train.distillspec:DistillSpecObjective",
+    "skd": "sapwood.train.skd:SkdObjective",
+    "fastdraft": "sapwood.train.fastdraft:FastDraftObjective",
 }
 # fitted on rounds of a drafter; see predictors.py
 PREDICTORS = ("specdec++", "ldlp", "c2t", "ltd", "judge")

@@ -1,6 +1,7 @@
 """Trained draft models: loaded by name, found for their target."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from sapwood.errors import SapwoodError
 from sapwood.policies.beam import Beam
 from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
+from sapwood.recipes import resolve
 from sapwood.train.draft_model import DraftModelObjective
+from sapwood.train.registry import objective
 from sapwood.train.teacher import Teacher
 from sapwood.verifiers.match import Match
 from tests.helpers import tiny_models
@@ -87,3 +90,26 @@ def test_an_empty_model_is_the_one_trained_for_the_target(
     drafter = DraftModel()
     drafter.bind(setting)
     assert drafter.backend.info.model == str(place)
+
+
+@pytest.mark.parametrize("name", ["distillspec", "skd", "fastdraft"])
+def test_a_way_of_training_has_a_recipe_that_uses_what_it_makes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    target = tiny_models.backend("llama")
+    with pytest.raises(SapwoodError, match=f"make one with `sapwood train {name} --model llama`"):
+        Engine(target, resolve(name), load=load_model)
+    made: Any = objective(f"{name}(width=16, heads=2, inner=24)")
+    student = made.build(Teacher(target), np.ones(61, np.int64))
+    student.save(home(name, "llama"))
+    engine = Engine(target, resolve(name), load=load_model)
+    greedy = Sampling(max_tokens=64)
+    ours: list[int] = []
+    for outcome in engine.rounds([5, 6, 7], greedy, KeyedRng(3)):
+        assert len(outcome.tree) == 6
+        ours += outcome.tokens
+        if len(ours) >= 20:
+            break
+    plain = tokens_of(rounds_until(target, PLAIN, [5, 6, 7], 20, greedy))
+    assert ours[:20] == plain[:20]

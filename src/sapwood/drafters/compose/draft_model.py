@@ -38,10 +38,10 @@ class DraftModel(Part):
     # a name as for --model, or a backend; empty takes the one trained for the target
     model: str | Backend = ""
     draws: Draw = Draw.TOPK
+    made_by: str = "draft-model"  # kind of `sapwood train`, where the model is not named
 
     paper: ClassVar[str] = "2211.17192"
     needs: ClassVar[frozenset[str]] = frozenset()
-    made_by: ClassVar[str] = "draft-model"  # kind that `sapwood train` makes for it
     stands_alone = True
 
     def bind(self, setting: EngineContext) -> None:
@@ -153,7 +153,7 @@ class DraftModel(Part):
 
 
 def trained_for(info: BackendInfo, kind: str) -> str:
-    """The folder of the draft model of this kind that was trained for this target."""
+    """The folder of the draft model that was trained for this target, by this kind of training."""
     try:
         return str(find(kind, info.model, info.weights))
     except SapwoodError as error:

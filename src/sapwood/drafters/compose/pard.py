@@ -20,11 +20,11 @@ UNKNOWN = -1  # the id of the mask token is the one in the model's config
 class Pard(MaskedBase):
     """A draft model that fills mask tokens: several tokens from one of its passes."""
 
+    made_by: str = "pard"
     rows: int = 7  # mask rows: tokens drafted beyond the first, >= 1
     mask: int = UNKNOWN  # id of the mask token
 
     paper: ClassVar[str] = "2504.18583"
-    made_by: ClassVar[str] = "pard"
 
     def __post_init__(self) -> None:
         at_least(1, rows=self.rows)

@@ -37,7 +37,7 @@ class Recurrent(HeadBase):
         depth = target.capabilities.layers
         if self.net.config.layer != depth:
             raise SapwoodError(
-                f"this recurrent head reads the state after {self.net.config.layer} layers "
+                f"this {self.trained} head reads the state after {self.net.config.layer} layers "
                 f"and {target.info.model} has {depth}; use the model it was trained for"
             )
         target.watch([depth])
@@ -51,7 +51,7 @@ class Recurrent(HeadBase):
             None if read is None else read.hidden([0], [self.net.config.layer])
         )
         self.rows_: dict[int, int] = {}  # node -> row of its state
-        self.states_: Tensor = self.embedding.new_empty(CAPACITY, self.net.config.width)
+        self.states_: Tensor = self.embedding.new_empty(CAPACITY, self.net.state_width)
 
     def observe(self, outcome: Outcome) -> None:
         """Take the target's hidden state at the end of the accepted path."""
