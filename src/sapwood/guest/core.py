@@ -36,10 +36,13 @@ from sapwood.guest.host_cost import HostCost
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
 
-RECIPE = "suffix + best + match + goodput"  # the default: lookups alone, priced by seconds
+# the default: lookups alone, the prompt before earlier outputs, priced by seconds
+RECIPE = "suffix(local=4) + best + match + goodput"
 LOG = logging.getLogger("sapwood.guest")  # without a handler, warnings go to standard error
 MOST_FAILURES = 3  # errors after which it drafts no more
-MOST_PLAIN = 8  # steps without drafts for timing, for each number of requests
+TIMED_EVERY = 24  # steps with drafts between two without, which are sent to be timed
+# relative change of what trees cost, from which earlier throughput is not compared with any more
+ANOTHER_CURVE = 0.1
 ABSENT = 64  # steps for which a request may be left out of the batch before it is forgotten
 
 
@@ -130,7 +133,8 @@ class Guest:
         self.priced = prices(self.recipe.controller)
         self.requests: dict[str, GuestRequest] = {}
         self.failures = 0  # steps that ended in an error
-        self.plain_steps: Counter[int] = Counter()  # made for timing, by number of requests
+        # by number of requests: steps with drafts while those without are not timed
+        self.untimed: Counter[int] = Counter()
         self._left: float | None = None  # when the last drafts were handed over
         self._drafting = 0.0  # seconds of the guest before that
 
@@ -206,10 +210,32 @@ class Guest:
             request.session.extend(
                 [int(token) for token in row.emitted], RoundRecord(times, shared)
             )
-        shared = refine(self.cost, shared)
-        for stats in self.stats:
-            stats.settle(shared, self.cost)
+        self._count(shared)
         return replace(record, seconds=seconds)
+
+    def _count(self, shared: SharedPass) -> None:
+        """Learn the host's seconds by a step, and count what its trees brought.
+
+        Before a step was timed only the shape of the cost curve is guessed at, not its scale:
+        nothing is compared with it, neither throughput nor what a step lost.
+        """
+        if self.cost.scaled:
+            before = self._saved(shared)
+            refined = refine(self.cost, shared)
+            for stats in self.stats:
+                stats.settle(refined, self.cost)
+                if abs(self._saved(shared) / before - 1) > ANOTHER_CURVE:
+                    stats.forget()
+            return
+        for stats in self.stats:
+            stats.entries.clear()
+        if not shared.prefill:
+            self.cost.observe(shared.rows, shared.context, shared.seconds, shared.trees)
+
+    def _saved(self, shared: SharedPass) -> float:
+        """Seconds of a step without trees, as a share of those of a step with the largest."""
+        each = self.cost.seconds(shared.trees, shared.context)
+        return each / self.cost.seconds(shared.trees * self.info.max_nodes, shared.context)
 
     def _open(self, row: HostRow) -> None:
         """Begin a request, or begin it anew where its text is not what was known."""
@@ -252,13 +278,13 @@ class Guest:
     def _times_plain(self, requests: int) -> bool:
         """True when the next step is to be one without drafts, to learn what those take.
 
-        All gains are compared with it. Steps that also read prompts teach nothing, so a host that
-        always does is not waited for.
+        Steps of other sizes tell what that may be, so drafting does not wait for it: only after
+        many steps with drafts is one sent without.
         """
         if not self.priced or not requests or self.cost.knows(requests):
             return False
-        self.plain_steps[requests] += 1
-        return self.plain_steps[requests] <= MOST_PLAIN
+        self.untimed[requests] += 1
+        return self.untimed[requests] % TIMED_EVERY == 0
 
     def _grow(self, request: GuestRequest, budget: Budget) -> None:
         """Grow one tree within the limits of the host."""
@@ -267,7 +293,8 @@ class Guest:
         if budget.width > self.width:
             budget = replace(budget, width=self.width)
         request.budget = budget
-        request.session.grow(budget)
+        # lookups take next to no time: all that is found is grown, and pruned by its price
+        request.session.grow(replace(budget, rate=0.0))
 
     def _shares(self, requests: Sequence[GuestRequest], trees: int) -> list[int]:
         """Number of nodes of each tree, by one budget for the batch."""
