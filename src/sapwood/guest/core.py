@@ -40,6 +40,7 @@ from sapwood.recipes import resolve
 RECIPE = "suffix(local=4) + best + match + goodput"
 LOG = logging.getLogger("sapwood.guest")  # without a handler, warnings go to standard error
 MOST_FAILURES = 3  # errors after which it drafts no more
+UNPRICED = 3  # steps in which all that is found is sent, unless one was timed before
 TIMED_EVERY = 24  # steps with drafts between two without, which are sent to be timed
 # relative change of what trees cost, from which earlier throughput is not compared with any more
 ANOTHER_CURVE = 0.1
@@ -135,6 +136,7 @@ class Guest:
         self.failures = 0  # steps that ended in an error
         # by number of requests: steps with drafts while those without are not timed
         self.untimed: Counter[int] = Counter()
+        self.counted = 0  # steps whose trees were counted
         self._left: float | None = None  # when the last drafts were handed over
         self._drafting = 0.0  # seconds of the guest before that
 
@@ -219,6 +221,7 @@ class Guest:
         Before a step was timed only the shape of the cost curve is guessed at, not its scale:
         nothing is compared with it, neither throughput nor what a step lost.
         """
+        self.counted += 1
         if self.cost.scaled:
             before = self._saved(shared)
             refined = refine(self.cost, shared)
@@ -267,13 +270,20 @@ class Guest:
             others = rows - 1 - request.nodes
             if self.priced:
                 request.session.controller.join(BatchLoad(len(requests), others, rate))
-            self._grow(request, NO_NODES if plain else request.session.controller.budget())
+            self._grow(request, NO_NODES if plain else self._budget(request))
         together = [request for request in requests if request.by_reach]
         counts = self._shares(together, len(requests)) if len(together) > 1 else []
         nodes = {id(request): count for request, count in zip(together, counts, strict=False)}
         for request in requests:
             self._prune(request, nodes.get(id(request)))
         return {name: self.requests[name].sent for name in names}
+
+    def _budget(self, request: GuestRequest) -> Budget:
+        """The controller's budget; in the first steps, of which none is timed, without prices."""
+        budget: Budget = request.session.controller.budget()
+        if self.cost.scaled or self.counted >= UNPRICED:
+            return budget
+        return replace(budget, price=None, draft=0.0)
 
     def _times_plain(self, requests: int) -> bool:
         """True when the next step is to be one without drafts, to learn what those take.
