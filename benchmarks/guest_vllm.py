@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +209,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All runs, and the record of them. The first run of the guest begins without a cost file."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runs = {way: run_child(options, folder, way) for way in SPECULATION}
-        preempted = run_child(options, folder, "sapwood", "preempt")
-        cancelled = run_child(options, folder, "sapwood", "cancel")
+        wanted = [
+            *((way, "") for way in SPECULATION),
+            ("sapwood", "preempt"),
+            ("sapwood", "cancel"),
+        ]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            found = list(pool.map(lambda each: run_child(options, folder, *each), wanted))
+        *first, preempted, cancelled = found
+        runs = dict(zip(SPECULATION, first, strict=True))
         lines = (folder / "steps-sapwood.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     copied = runs["sapwood"]["logged"]
@@ -249,6 +256,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--blocks", type=int, default=16, help="of 32 tokens, where memory is short"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=list(SPECULATION), help=argparse.SUPPRESS)
     parser.add_argument("--trial", default="", help=argparse.SUPPRESS)
@@ -264,7 +272,7 @@ def main(arguments: list[str]) -> int:
     record = {
         "command": "python benchmarks/guest_vllm.py --python VLLM_PYTHON --model SmolLM2-135M"
         f" --prompts {options.prompts} --lines {options.lines} --tokens {options.tokens}"
-        f" --length {options.length} --blocks {options.blocks}",
+        f" --length {options.length} --blocks {options.blocks} --jobs {options.jobs}",
         "commit": commit(),
         "machine": {"cpu": cpu(), "cores": os.cpu_count(), "load": before},
         "vllm": version,
