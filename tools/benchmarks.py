@@ -78,7 +78,7 @@ ABOUT = {
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
-    "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts of accepted tokens, its first run",
+    "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts, without a cost file at first",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
     "cpu-auto-float32.json": "48 Spec-Bench prompts",
     "cpu-built-in.json": "9 built-in prompts, before there were trained heads",
