@@ -7,6 +7,7 @@ verification, memory and the plug-in are those of a GPU; attention and tree walk
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -58,10 +59,13 @@ def decode(model: str, speculation: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def install_plugin(folder: Path) -> None:
-    """Declare the plug-in's entry point, as an installed package would, for all processes."""
+def install(folder: Path) -> None:
+    """Put the stand-ins and the plug-in's entry point on the path, for all processes."""
+    kernels = folder / "sgl_kernel"
+    kernels.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("sglang_cpu_kernels.py"), kernels / "__init__.py")
     place = folder / "sapwood_trial-0.dist-info"
-    place.mkdir(parents=True)
+    place.mkdir()
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: sapwood-trial\nVersion: 0\n")
     (place / "entry_points.txt").write_text(
         "[sglang.srt.plugins]\nsapwood = sapwood.guest.sglang:register\n"
@@ -76,7 +80,7 @@ def main() -> None:
     algorithm = {"speculative_algorithm": "SAPWOOD", "speculative_num_draft_tokens": NODES}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SAPWOOD_CACHE"] = folder
-        install_plugin(Path(folder) / "plugins")
+        install(Path(folder) / "plugins")
         model = tiny_model(folder + "/model")
         found: dict[str, Any] = {"plain": decode(model, {})}
         log = Path(folder) / "steps.jsonl"
