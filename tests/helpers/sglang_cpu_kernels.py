@@ -1,8 +1,9 @@
 """Stand-ins in plain torch for kernels of sgl-kernel, whose wheels hold those for CUDA alone.
 
-As the package `sgl_kernel` on the path, they let SGLang's own scheduler, n-gram worker, verification and memory run on
-a CPU: what is replaced is attention, the walk through a tree, and copies of cache places. It shows
-that the plug-in and SGLang understand each other, and nothing about speed or SGLang's kernels.
+As the package `sgl_kernel` on the path they let SGLang's own scheduler, n-gram worker, verification
+and memory run on a CPU: attention, the walk through a tree, and copies of cache places are
+replaced. A run with them shows that the plug-in and SGLang understand each other, and nothing about
+speed or SGLang's kernels.
 """
 
 import ctypes
