@@ -11,7 +11,7 @@ from sapwood.errors import SapwoodError
 from sapwood.guest import core
 from sapwood.guest.core import ABSENT, TIMED_EVERY, Guest, HostRow, likeliest_path, part_of
 from sapwood.recipes import lookups
-from tests.helpers.guest_host import HostRequest, ReplayHost, ngram_tokens_per_step
+from tests.helpers.guest_host import Clock, HostRequest, ReplayHost, ngram_tokens_per_step
 
 INFO = BackendInfo("host", "model", 1000, 4096, max_nodes=9)
 LOOP = list(range(20, 40))
@@ -71,6 +71,19 @@ def test_a_step_without_drafts_is_timed_now_and_then() -> None:
     host.run([copying(str(number), 900) for number in range(3)])
     assert host.guest.cost.knows(3)
     assert sum(not any(record.drafted) for record in host.log[:-1]) in (2, 3, 4)
+
+
+def test_drafting_does_not_rest_on_a_guess() -> None:
+    """Ten steps of the same rows in which nothing is accepted: what they lost is not known."""
+    guest = Guest(INFO, "suffix + best + match + goodput", now=(clock := Clock()))
+    text = [*LOOP, *LOOP]
+    for token in range(500, 510):
+        [tree] = guest.step([HostRow("a", text, text[-1:])])
+        assert tree is not None
+        clock.seconds += 1.0
+        text = [*text, token]
+        assert not guest.stats[0].rest
+        assert not guest.stats[0].lost
 
 
 def test_throughput_is_not_compared_across_cost_curves() -> None:

@@ -75,7 +75,9 @@ def test_the_scale_is_unknown_before_a_step_was_timed() -> None:
     assert not cost.scaled
     cost.observe(8, 100, 2.0)
     assert cost.scaled
+    assert not cost.measured, "a row's price is not known by one size"
     assert learned(1, 8).scaled
+    assert learned(1, 8).measured
 
 
 def test_a_slow_first_step_does_not_stay() -> None:

@@ -8,7 +8,6 @@ rule decides what is accepted, so the recipe's verifier is not used.
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,7 +40,10 @@ RECIPE = "suffix(local=4) + best + match + goodput"
 LOG = logging.getLogger("sapwood.guest")  # without a handler, warnings go to standard error
 MOST_FAILURES = 3  # errors after which it drafts no more
 UNPRICED = 3  # steps in which all that is found is sent, unless one was timed before
-TIMED_EVERY = 24  # steps with drafts between two without, which are sent to be timed
+# steps with drafts between two without, which are sent to be timed; one in which all drafts were
+# refused counts as DOUBT more
+TIMED_EVERY = 24
+DOUBT = 3
 # relative change of what trees cost, from which earlier throughput is not compared with any more
 ANOTHER_CURVE = 0.1
 ABSENT = 64  # steps for which a request may be left out of the batch before it is forgotten
@@ -134,8 +136,9 @@ class Guest:
         self.priced = prices(self.recipe.controller)
         self.requests: dict[str, GuestRequest] = {}
         self.failures = 0  # steps that ended in an error
-        # by number of requests: steps with drafts while those without are not timed
-        self.untimed: Counter[int] = Counter()
+        # by number of requests: steps since the last one without drafts, while those are not timed
+        self.untimed: dict[int, float] = {}
+        self.refused = 0.0  # share of the last step's drafts
         self.counted = 0  # steps whose trees were counted
         self._left: float | None = None  # when the last drafts were handed over
         self._drafting = 0.0  # seconds of the guest before that
@@ -200,6 +203,7 @@ class Guest:
         # rows that are not ours are prompts, at least one for each request that is not known yet
         prefill = max(scheduled - count, batch - len(pairs))
         tokens = sum(len(row.emitted) for _, row in pairs)
+        self.refused = 1 - (tokens - len(pairs)) / nodes if nodes else 0.0
         record = StepRecord(
             len(pairs), count, prefill, tokens, tokens - len(pairs), 0, 0, (), False
         )
@@ -218,11 +222,11 @@ class Guest:
     def _count(self, shared: SharedPass) -> None:
         """Learn the host's seconds by a step, and count what its trees brought.
 
-        Before a step was timed only the shape of the cost curve is guessed at, not its scale:
-        nothing is compared with it, neither throughput nor what a step lost.
+        While the price of a row is a guess nothing is compared with it, neither throughput nor what
+        a step lost: drafting rests after measured losses alone.
         """
         self.counted += 1
-        if self.cost.scaled:
+        if self.cost.measured:
             before = self._saved(shared)
             refined = refine(self.cost, shared)
             for stats in self.stats:
@@ -289,12 +293,13 @@ class Guest:
         """True when the next step is to be one without drafts, to learn what those take.
 
         Steps of other sizes tell what that may be, so drafting does not wait for it: only after
-        many steps with drafts is one sent without.
+        many steps with drafts is one sent without, sooner where most drafts are refused.
         """
         if not self.priced or not requests or self.cost.knows(requests):
             return False
-        self.untimed[requests] += 1
-        return self.untimed[requests] % TIMED_EVERY == 0
+        since = self.untimed.get(requests, 0.0) + 1 + DOUBT * self.refused
+        self.untimed[requests] = since % TIMED_EVERY
+        return since >= TIMED_EVERY
 
     def _grow(self, request: GuestRequest, budget: Budget) -> None:
         """Grow one tree within the limits of the host."""

@@ -73,6 +73,11 @@ class HostCost(CostModel):
         """True when a step was timed, so that seconds are the host's and not a guess."""
         return bool(self.known or self.samples)
 
+    @property
+    def measured(self) -> bool:
+        """True when steps of different rows were timed, so that the price of a row is known."""
+        return self.fitted is not None or len(self.known) > 1
+
     def knows(self, rows: int) -> bool:
         """True when steps of so many rows were timed often enough."""
         return nearest(self.rows, rows) in self.known
