@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,19 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
+# options that the parent hands to every child
+PASSED_ON = (
+    "model", "prompts", "lines", "fresh", "requests", "tokens", "length", "context", "blocks",
+)  # fmt: skip
 TOPICS = ("rain", "rust", "bees", "tides", "salt", "glass", "maps", "bread", "wool", "clocks")
 
 
-def suite(name: str, count: int) -> list[str]:
-    """The prompts of a suite."""
+def suite(name: str, count: int, lines: int = 1) -> list[str]:
+    """The prompts of a suite; those to copy have so many lines."""
     asks = ("Describe {}", "Tell a story about {}")
     if name == "fresh":
         return [asks[n % 2].format(TOPICS[n // 2 % len(TOPICS)]) for n in range(count)]
-    return [f"Repeat the following text exactly:\n\n{ledger(600 + n, 1)}" for n in range(count)]
+    return [f"Repeat the following text exactly:\n\n{ledger(600 + n, lines)}" for n in range(count)]
 
 
 # ------------------------------------------------------------------------- inside vLLM's process
@@ -125,9 +130,15 @@ def decode_and_cancel(engine: Any, prompts: list[str], options: argparse.Namespa
     return {"texts": texts, "cancelled": len(gone)}
 
 
+def logged() -> int:
+    """Steps in the guest's log so far."""
+    path = Path(os.environ["SAPWOOD_GUEST_LOG"])
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
 def child(options: argparse.Namespace) -> int:
     """One run of one way, in the environment of vLLM."""
-    prompts = suite("copy", options.prompts)
+    prompts = suite("copy", options.prompts, options.lines)
     if options.trial == "preempt":
         engine = open_engine(options, options.blocks)
         record = decode(engine, prompts, options)
@@ -135,28 +146,28 @@ def child(options: argparse.Namespace) -> int:
         record = decode_and_cancel(open_engine(options), prompts, options)
     else:
         engine = open_engine(options)
-        record = {
-            "copy": decode(engine, prompts, options),
-            "fresh": decode(
-                engine,
-                suite("fresh", options.fresh),
-                options,
-                frequency_penalty=2.0,
-                presence_penalty=2.0,
-                ignore_eos=True,
-            ),
-        }
+        record = {"copy": decode(engine, prompts, options), "logged": logged()}
+        record["fresh"] = decode(
+            engine,
+            suite("fresh", options.fresh),
+            options,
+            frequency_penalty=2.0,
+            presence_penalty=2.0,
+            ignore_eos=True,
+        )
     sys.stdout.write("\n" + MARK + json.dumps(record) + "\n")
     return 0
 
 
 # ------------------------------------------------------------------------------ the measurement
-def run_child(options: argparse.Namespace, way: str, trial: str = "", log: str = "") -> Any:
-    """The record of one run in a process of its own."""
+def run_child(options: argparse.Namespace, folder: Path, way: str, trial: str = "") -> Any:
+    """The record of one run in a process of its own; its log and cost file are in the folder."""
     command = [options.python, "-m", "benchmarks.guest_vllm", "--child", way, "--trial", trial]
-    for name in ("model", "prompts", "fresh", "requests", "tokens", "length", "context", "blocks"):
+    for name in PASSED_ON:
         command += [f"--{name}", str(vars(options)[name])]
-    environment = {**os.environ, **QUIET, "SAPWOOD_GUEST_LOG": log}
+    environment = {**os.environ, **QUIET}
+    environment["SAPWOOD_GUEST_LOG"] = str(folder / f"steps-{way}{trial}.jsonl")
+    environment["SAPWOOD_CACHE"] = str(folder / "cache")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not lines:
@@ -183,9 +194,8 @@ def same(texts: list[list[int]], plain: list[list[int]]) -> dict[str, int]:
     return {"texts": len(texts), "same_as_plain": sum(one == other for one, other in pairs)}
 
 
-def lengths(path: Path) -> dict[str, Any]:
-    """Draft lengths in a log of steps: those that occur, and steps in which requests differ."""
-    steps = [json.loads(line) for line in path.read_text().splitlines()]
+def lengths(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Draft lengths in logged steps: those that occur, and steps in which requests differ."""
     drafts = [step["drafted"] for step in steps]
     return {
         "steps": len(steps),
@@ -196,13 +206,22 @@ def lengths(path: Path) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All runs, and the record of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "steps.jsonl"
-        runs = {way: run_child(options, way, log=str(log)) for way in SPECULATION}
-        drafts = lengths(log)
-    preempted = run_child(options, "sapwood", "preempt")
-    cancelled = run_child(options, "sapwood", "cancel")
+    """All runs, and the record of them. The first run of the guest begins without a cost file."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wanted = [
+            *((way, "") for way in SPECULATION),
+            ("sapwood", "preempt"),
+            ("sapwood", "cancel"),
+        ]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            found = list(pool.map(lambda each: run_child(options, folder, *each), wanted))
+        *first, preempted, cancelled = found
+        runs = dict(zip(SPECULATION, first, strict=True))
+        lines = (folder / "steps-sapwood.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    copied = runs["sapwood"]["logged"]
+    drafts = {"copy": lengths(steps[:copied]), "fresh": lengths(steps[copied:])}
     plain = runs["plain"]["copy"]["texts"]
     rest = {int(number): text for number, text in cancelled["texts"].items()}
     return {
@@ -228,6 +247,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--lines", type=int, default=1, help="of the text to copy")
     parser.add_argument("--fresh", type=int, default=8, help="prompts of the suite fresh")
     parser.add_argument("--requests", type=int, default=8, help="that run at a time")
     parser.add_argument("--tokens", type=int, default=40)
@@ -236,6 +256,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--blocks", type=int, default=16, help="of 32 tokens, where memory is short"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=list(SPECULATION), help=argparse.SUPPRESS)
     parser.add_argument("--trial", default="", help=argparse.SUPPRESS)
@@ -250,12 +271,14 @@ def main(arguments: list[str]) -> int:
     ).stdout.strip()  # fmt: skip
     record = {
         "command": "python benchmarks/guest_vllm.py --python VLLM_PYTHON --model SmolLM2-135M"
-        f" --prompts {options.prompts} --tokens {options.tokens} --length {options.length}",
+        f" --prompts {options.prompts} --lines {options.lines} --tokens {options.tokens}"
+        f" --length {options.length} --blocks {options.blocks} --jobs {options.jobs}",
         "commit": commit(),
         "machine": {"cpu": cpu(), "cores": os.cpu_count(), "load": before},
         "vllm": version,
         "model": {"name": Path(options.model).name, "dtype": "float32", "device": "cpu"},
         "prompts": options.prompts,
+        "lines": options.lines,
         "requests_at_a_time": options.requests,
         "max_tokens": options.tokens,
         "most_drafted": options.length,

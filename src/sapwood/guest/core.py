@@ -8,7 +8,6 @@ rule decides what is accepted, so the recipe's verifier is not used.
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,10 +35,17 @@ from sapwood.guest.host_cost import HostCost
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
 
-RECIPE = "suffix + best + match + goodput"  # the default: lookups alone, priced by seconds
+# the default: lookups alone, the prompt before earlier outputs, priced by seconds
+RECIPE = "suffix(local=4) + best + match + goodput"
 LOG = logging.getLogger("sapwood.guest")  # without a handler, warnings go to standard error
 MOST_FAILURES = 3  # errors after which it drafts no more
-MOST_PLAIN = 8  # steps without drafts for timing, for each number of requests
+UNPRICED = 3  # steps in which all that is found is sent, unless one was timed before
+# steps with drafts between two without, which are sent to be timed; one in which all drafts were
+# refused counts as DOUBT more
+TIMED_EVERY = 24
+DOUBT = 3
+# relative change of what trees cost, from which earlier throughput is not compared with any more
+ANOTHER_CURVE = 0.1
 ABSENT = 64  # steps for which a request may be left out of the batch before it is forgotten
 
 
@@ -130,7 +136,10 @@ class Guest:
         self.priced = prices(self.recipe.controller)
         self.requests: dict[str, GuestRequest] = {}
         self.failures = 0  # steps that ended in an error
-        self.plain_steps: Counter[int] = Counter()  # made for timing, by number of requests
+        # by number of requests: steps since the last one without drafts, while those are not timed
+        self.untimed: dict[int, float] = {}
+        self.refused = 0.0  # share of the last step's drafts
+        self.counted = 0  # steps whose trees were counted
         self._left: float | None = None  # when the last drafts were handed over
         self._drafting = 0.0  # seconds of the guest before that
 
@@ -194,6 +203,7 @@ class Guest:
         # rows that are not ours are prompts, at least one for each request that is not known yet
         prefill = max(scheduled - count, batch - len(pairs))
         tokens = sum(len(row.emitted) for _, row in pairs)
+        self.refused = 1 - (tokens - len(pairs)) / nodes if nodes else 0.0
         record = StepRecord(
             len(pairs), count, prefill, tokens, tokens - len(pairs), 0, 0, (), False
         )
@@ -206,10 +216,33 @@ class Guest:
             request.session.extend(
                 [int(token) for token in row.emitted], RoundRecord(times, shared)
             )
-        shared = refine(self.cost, shared)
-        for stats in self.stats:
-            stats.settle(shared, self.cost)
+        self._count(shared)
         return replace(record, seconds=seconds)
+
+    def _count(self, shared: SharedPass) -> None:
+        """Learn the host's seconds by a step, and count what its trees brought.
+
+        While the price of a row is a guess nothing is compared with it, neither throughput nor what
+        a step lost: drafting rests after measured losses alone.
+        """
+        self.counted += 1
+        if self.cost.measured:
+            before = self._saved(shared)
+            refined = refine(self.cost, shared)
+            for stats in self.stats:
+                stats.settle(refined, self.cost)
+                if abs(self._saved(shared) / before - 1) > ANOTHER_CURVE:
+                    stats.forget()
+            return
+        for stats in self.stats:
+            stats.entries.clear()
+        if not shared.prefill:
+            self.cost.observe(shared.rows, shared.context, shared.seconds, shared.trees)
+
+    def _saved(self, shared: SharedPass) -> float:
+        """Seconds of a step without trees, as a share of those of a step with the largest."""
+        each = self.cost.seconds(shared.trees, shared.context)
+        return each / self.cost.seconds(shared.trees * self.info.max_nodes, shared.context)
 
     def _open(self, row: HostRow) -> None:
         """Begin a request, or begin it anew where its text is not what was known."""
@@ -241,7 +274,7 @@ class Guest:
             others = rows - 1 - request.nodes
             if self.priced:
                 request.session.controller.join(BatchLoad(len(requests), others, rate))
-            self._grow(request, NO_NODES if plain else request.session.controller.budget())
+            self._grow(request, NO_NODES if plain else self._budget(request))
         together = [request for request in requests if request.by_reach]
         counts = self._shares(together, len(requests)) if len(together) > 1 else []
         nodes = {id(request): count for request, count in zip(together, counts, strict=False)}
@@ -249,16 +282,24 @@ class Guest:
             self._prune(request, nodes.get(id(request)))
         return {name: self.requests[name].sent for name in names}
 
+    def _budget(self, request: GuestRequest) -> Budget:
+        """The controller's budget; in the first steps, of which none is timed, without prices."""
+        budget: Budget = request.session.controller.budget()
+        if self.cost.scaled or self.counted >= UNPRICED:
+            return budget
+        return replace(budget, price=None, draft=0.0)
+
     def _times_plain(self, requests: int) -> bool:
         """True when the next step is to be one without drafts, to learn what those take.
 
-        All gains are compared with it. Steps that also read prompts teach nothing, so a host that
-        always does is not waited for.
+        Steps of other sizes tell what that may be, so drafting does not wait for it: only after
+        many steps with drafts is one sent without, sooner where most drafts are refused.
         """
         if not self.priced or not requests or self.cost.knows(requests):
             return False
-        self.plain_steps[requests] += 1
-        return self.plain_steps[requests] <= MOST_PLAIN
+        since = self.untimed.get(requests, 0.0) + 1 + DOUBT * self.refused
+        self.untimed[requests] = since % TIMED_EVERY
+        return since >= TIMED_EVERY
 
     def _grow(self, request: GuestRequest, budget: Budget) -> None:
         """Grow one tree within the limits of the host."""
@@ -267,7 +308,8 @@ class Guest:
         if budget.width > self.width:
             budget = replace(budget, width=self.width)
         request.budget = budget
-        request.session.grow(budget)
+        # lookups take next to no time: all that is found is grown, and pruned by its price
+        request.session.grow(replace(budget, rate=0.0))
 
     def _shares(self, requests: Sequence[GuestRequest], trees: int) -> list[int]:
         """Number of nodes of each tree, by one budget for the batch."""

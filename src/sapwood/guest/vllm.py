@@ -23,6 +23,7 @@ from sapwood.errors import SapwoodError
 from sapwood.guest.core import Guest, HostRow
 from sapwood.guest.host_cost import HostCostFile
 from sapwood.guest.step_log import step_log
+from sapwood.guest.vllm_sampling import repair_sampling
 
 RECIPE_VARIABLE = "SAPWOOD_GUEST_RECIPE"
 METHOD = "propose_draft_token_ids"
@@ -46,6 +47,8 @@ class SapwoodProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         register()
+        if str(vllm_config.device_config.device_type) == "cpu":
+            repair_sampling()
         model = vllm_config.model_config
         most = vllm_config.speculative_config.num_speculative_tokens
         info = BackendInfo(

@@ -67,3 +67,17 @@ def test_expanding_gives_the_same_values_as_seeding() -> None:
     assert grown.tokens.tolist() == seeded.tokens.tolist()
     assert grown.probs == pytest.approx(seeded.probs)
     assert grown.ranks.tolist() == seeded.ranks.tolist()
+
+
+@pytest.mark.parametrize(("local", "best"), [(0, 30), (2, 30), (3, 20), (8, 20)])
+def test_the_text_at_hand_may_go_before_longer_matches_elsewhere(local: int, best: int) -> None:
+    """[1, 2] -> 20 in the prompt, [5, 6, 7, 1, 2] -> 30 in an earlier output."""
+    earlier = Suffix(local=local)
+    earlier.bind(EngineContext(ToyBackend(vocab=50), flat(), no_loader))
+    earlier.earlier.learn([5, 6, 7, 1, 2, 30, 31])
+    drafter = begin([1, 2, 20, 21, 5, 6, 7, 1, 2], part=earlier)
+    tree = drafter.lookup_seed(2, 2, 1)
+    assert tree.tokens.tolist()[1] == best
+    # chances follow the order: 5 / 7 of the first, or 2 / 4, and then of what is left
+    first = 5 / 7 if best == 30 else 2 / 4
+    assert tree.probs[1] == pytest.approx(first, abs=0.01)

@@ -8,7 +8,7 @@ on the draft by its length, is the drafter `suffix-decoding`.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,6 +52,8 @@ class Suffix(Part, LookupDrafter):
     shortest: int = 1  # least tokens of a match, >= 1
     # most tokens of earlier outputs, the newest are kept; about 400 bytes each
     memory: int = 100_000
+    # tokens by which a match in the text at hand goes before a longer one in earlier outputs
+    local: int = 0
 
     paper: ClassVar[str] = "2411.04975"
     draws: ClassVar[Draw] = Draw.TOPK
@@ -59,7 +61,7 @@ class Suffix(Part, LookupDrafter):
 
     def __post_init__(self) -> None:
         at_least(1, shortest=self.shortest)
-        at_least(0, memory=self.memory)
+        at_least(0, memory=self.memory, local=self.local)
 
     def bind(self, setting: EngineContext) -> None:
         """Begin an empty memory, shared by all requests."""
@@ -176,12 +178,9 @@ class Suffix(Part, LookupDrafter):
 
     def _spread(self, matches: list[Match]) -> dict[int, float]:
         """Chance of each continuation, from the longest match of any automaton down."""
-        automata = zip([self.local_, *self.past_], matches, strict=True)
         probs: dict[int, float] = {}
         left = 1.0
-        for matched, shares in heapq.merge(
-            *(automaton.contexts(match) for automaton, match in automata), key=longest_first
-        ):
+        for matched, shares in self._contexts(matches):
             if matched < self.shortest or left < LEFT:
                 break
             # measured on chat output: what followed m matching tokens follows again about m times
@@ -192,6 +191,21 @@ class Suffix(Part, LookupDrafter):
                 probs[token] = probs.get(token, 0.0) + trust * share
         return probs
 
+    def _contexts(self, matches: list[Match]) -> Iterator[Context]:
+        """Contexts of all automata, the longest first; those of the text at hand `local` ahead."""
+        here, *past = (
+            automaton.contexts(match)
+            for automaton, match in zip([self.local_, *self.past_], matches, strict=True)
+        )
+        if not self.local or not past:
+            return heapq.merge(here, *past, key=longest_first)
+        ranked = heapq.merge(
+            ((context[0] + self.local, context) for context in here),
+            *([(context[0], context) for context in each] for each in past),
+            key=longest_first,
+        )
+        return (context for _, context in ranked)
+
     def _follow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.ends_ = [
@@ -200,6 +214,6 @@ class Suffix(Part, LookupDrafter):
             ]
 
 
-def longest_first(context: Context) -> int:
-    """Sort key of contexts; the text at hand stays first among equals."""
+def longest_first(context: tuple[int, object]) -> int:
+    """Sort key of contexts by their lengths; the text at hand stays first among equals."""
     return -context[0]
