@@ -152,23 +152,22 @@ def test_throughput_is_never_far_below_plain_decodings(
         assert ratio > 1.2
 
 
+def first_text(name: str) -> float:
+    """Throughput of a new engine's first hundred tokens against plain decoding's; a bad link."""
+    wanted, _ = seconds_of(parse(PLAIN), count=100)
+    client, _ = connect("poor", 0.02, 0.1)
+    seconds, _ = seconds_of(resolve(name), client, count=100)
+    return wanted / seconds
+
+
 @pytest.mark.parametrize("name", ["sled", "dsd", "edgellm"])
 def test_a_first_text_of_a_hundred_tokens_is_hardly_slower(name: str) -> None:
-    count = 100
-    wanted, _ = seconds_of(parse(PLAIN), count=count)
-    client, _ = connect("poor", 0.02, 0.1)
-    seconds, _ = seconds_of(resolve(name), client, count=count)
-    assert wanted / seconds >= 0.95
+    assert first_text(name) >= 0.95
 
 
-def test_waiting_for_every_reply_would_be_noticed(
-    plain: dict[float, tuple[float, list[int]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_every_reply_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WaitRule, "limit", lambda self, step, trip, answered, deadline: deadline)
-    client, _ = connect("poor", 0.02, 0.1)
-    seconds, tokens = seconds_of(resolve("edgellm"), client)
-    assert tokens == plain[1.0][1]
-    assert plain[1.0][0] / seconds < 0.93
+    assert first_text("sled") < 0.9
 
 
 def test_what_is_left_of_a_late_tree_is_used(
