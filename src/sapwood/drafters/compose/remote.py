@@ -152,7 +152,8 @@ class Remote(PlannedBase):
 
     def start(self, rng: Rng) -> int | None:
         """The text's node in the server's tree; None when there is none in time."""
-        if self.call_ is None and not self.followed_.goes_on and (self.limit or self.rule.due()):
+        begins = not self.called_
+        if self.call_ is None and not self.followed_.goes_on and (begins or self.limit):
             self._ask()
         self._look()
         waits = self.call_ is not None and self.called_ == len(self.text_)
