@@ -29,6 +29,8 @@ from benchmarks.load import shares
 from benchmarks.load_clients import LETTERS, Seen, Wish, crowd, send
 from benchmarks.load_server import Served, make_tiny
 
+from sapwood.bench import provenance
+
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -227,6 +229,15 @@ def main(arguments: list[str] | None = None) -> FleetReport:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
+    origin = {
+        "command": provenance.command(),
+        "commit": provenance.commit(),
+        "machine": {
+            "cpu": provenance.cpu(),
+            "cores": os.cpu_count(),
+            "load": provenance.load(),
+        },
+    }
     with tempfile.TemporaryDirectory(prefix="sapwood-fleet-") as place:
         report = run(given, Path(place))
     for name, value in asdict(report).items():
@@ -236,7 +247,8 @@ def main(arguments: list[str] | None = None) -> FleetReport:
         print(f"FAULT x{count}: {fault}")
     print("every stream is whole" if not report.faults else f"{len(report.faults)} faults")
     if given.json is not None:
-        given.json.write_text(json.dumps(asdict(report), indent=1) + "\n")
+        record = {**origin, **asdict(report)}
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
     return report
 
 

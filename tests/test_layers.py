@@ -22,6 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
         "remote.messages",
         "remote.connection",
         "remote.draft_client",
+        "remote.wait_rule",
         "remote.waist_messages",
     ),
     ("heads",),  # the networks of trained drafters, which know data alone

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Never
 
 import pytest
 from benchmarks.fleet import questions
@@ -20,7 +22,7 @@ from benchmarks.load_server import make_tiny
 
 from sapwood.cli.main import main
 from sapwood.errors import SapwoodError
-from sapwood.fleet.ray_serve import RayOptions, application
+from sapwood.fleet.ray_serve import RayOptions, application, begin
 
 RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not RAY, reason="Ray is missing: pip install 'ray[serve]'")
@@ -38,6 +40,24 @@ def test_options_are_checked() -> None:
             RayOptions(min_replicas=least, max_replicas=most, ongoing=ongoing)
     assert RayOptions(cpus=3).settings["threads"] == 3
     assert RayOptions(cpus=0.1).settings["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "place"),
+    [(None, "this machine"), ("10.0.0.9:6379", "the cluster at 10.0.0.9:6379")],
+)
+def test_a_ray_that_does_not_start_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, cluster: str | None, place: str
+) -> None:
+    def init(**_: object) -> Never:
+        raise Exception("The current node timed out\nduring startup.")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with pytest.raises(SapwoodError) as found:
+        begin(cluster)
+    assert str(found.value) == (
+        f"Ray did not start on {place}: The current node timed out during startup."
+    )
 
 
 @needs_ray

@@ -105,6 +105,9 @@ def test_a_level_is_chosen_where_it_pays() -> None:
     )  # one finds out for all what children are like
     steps.nodes = 1
     assert steps.choose(tree, reach, budget, 1, owner=tree) == [1]
+    steps.seconds = 0.151
+    tree.one_call = True  # deeper levels came with the first one
+    assert steps.choose(tree, reach, budget, 8, owner=steps) == [1, 2]
 
 
 # ---------------------------------------------------------------------------------- what is learned

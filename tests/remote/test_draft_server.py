@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.lossy_link import LossyLink
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.core.part import Part
@@ -20,7 +21,6 @@ from sapwood.remote.draft_client import DraftClient, read_tree
 from sapwood.remote.draft_server import DraftPeer, DraftService
 from sapwood.remote.messages import LinkError, RemoteMessage
 from sapwood.testing import check_part
-from tests.helpers.lossy_link import LossyLink
 from tests.helpers.remote_servers import (
     LOOKUP,
     ORACLE,

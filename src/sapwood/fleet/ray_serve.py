@@ -158,7 +158,7 @@ def run(options: RayOptions, port: int) -> None:
     gather(options.settings)  # refuses an open address without a key before anything starts
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = os.environ.get("RAY_ADDRESS")
-    ray.init(address=cluster, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    begin(cluster)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which sets its own
         signal.signal(number, lambda *_: ending.set())
@@ -174,3 +174,19 @@ def run(options: RayOptions, port: int) -> None:
             serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def begin(cluster: str | None) -> None:
+    """Start Ray on this machine, or join a cluster; a failure is one sentence."""
+    import ray
+
+    try:
+        ray.init(
+            address=cluster, include_dashboard=False, logging_level="ERROR", log_to_driver=False
+        )
+    except (
+        Exception
+    ) as error:  # Ray raises plain exceptions where a process of its does not come up
+        reason = " ".join(str(error).split()) or type(error).__name__
+        where = f"the cluster at {cluster}" if cluster else "this machine"
+        raise SapwoodError(f"Ray did not start on {where}: {reason}") from error

@@ -51,7 +51,9 @@ class LevelPrice:
         least = toll(tree, budget, stride)
         able = ready(tree, reach, budget, stride, least / max(self.chance, 1e-9))
         gain = sum(float(reach[node]) * self.chance - least for node in able)
-        return able if gain > budget.rate * self.seconds else []
+        # a tree that came with one call has cost its time already
+        price = 0.0 if tree.one_call else budget.rate * self.seconds
+        return able if gain > price else []
 
     def _waits(self, owner: object) -> bool:
         """True while the chance of a best child is unknown and another owner is measuring it."""
@@ -91,7 +93,7 @@ class LevelPrice:
             self._mean(grown, expanded)
         levels = self._answered(grown)
         if levels and not first:
-            self._time(levels, outcome.times.draft)
+            self._time(1 if grown.one_call else levels, outcome.times.draft)
 
     def _mean(self, grown: Tree, expanded: np.ndarray) -> None:
         """Add the best child of each expanded node to the mean."""

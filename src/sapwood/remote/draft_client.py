@@ -3,13 +3,14 @@
 Text goes out as an offset and the tokens from there on, so a message that is lost costs one tree
 and nothing else: the server says how much text it has, and the next call starts from there. The
 deadline follows the replies: the usual round trip and a few deviations, at most the limit that the
-user has set. A connection that breaks is tried again after a pause, which doubles.
+user has set. A late reply is still read, for its round trip and for the text that came after its
+call. A connection that breaks is tried again after a pause, which doubles.
 """
 
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,28 @@ from sapwood.remote.messages import LinkError, RemoteMessage
 
 GREETING_S = 2.0  # seconds for connecting when an engine is made
 RETRY_S = (1.0, 60.0)  # first and longest pause before another attempt to connect
-EARLY = 8  # calls before the deadline follows them
+EARLY = 8  # replies before the deadline follows them
 DEVIATIONS = 4.0  # mean deviations of a round trip above its mean at which a reply is late
 SLACK = 1.25  # least deadline, as a multiple of the usual round trip
 SLOWER = 1.1  # growth of the deadline after a late reply, so that a slower link is learned
 MEAN = 1 / 8  # rate of the running mean of round trips
 SPREAD = 1 / 4  # rate of the running mean deviation
+ANSWERED = 1 / 16  # rate of the share of calls that are answered in time
+OUTSTANDING = 64  # calls whose replies may still come
 
 
 class DraftClient:
     """A connection to a draft server, shared by all requests of an engine."""
 
-    def __init__(self, url: str, limit: float, **hello: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        limit: float,
+        now: Callable[[], float] = time.monotonic,  # seconds; the connection's clock
+        **hello: Any,
+    ) -> None:
         self.url = url
+        self.now = now
         self.limit = limit  # longest wait for a tree, in seconds
         self.hello = hello
         self.lock = threading.Lock()
@@ -41,9 +51,12 @@ class DraftClient:
         self.sentence = ""  # on the last failure to connect
         self.again = 0.0  # time of the next attempt
         self.pause = RETRY_S[0]
-        self.sent: dict[int, float] = {}  # call -> time it was sent
+        self.sent: dict[int, float] = {}  # call without a reply -> time it was sent
+        self.wanted: set[int] = set()  # calls whose reply will be taken
         self.replies: dict[int, RemoteMessage] = {}  # call -> reply that is not taken yet
-        self.calls = self.late = 0
+        self.looked = 0.0  # time at which the last reply had not come
+        self.calls = self.late = self.arrivals = 0
+        self.answered = 1.0  # share of calls with a reply in time, running mean
         self.mean = self.deviation = 0.0  # of round trips, in seconds
         self.stretch = 1.0  # factor of the deadline after late replies
 
@@ -51,19 +64,20 @@ class DraftClient:
         """Connect unless connected, or an attempt failed a moment ago; True when connected."""
         if self.connection is not None:
             return True
-        now = time.monotonic()
+        now = self.now()
         if now < self.again:
             return False
         try:
             self.connection = Connection(self.url, "drafter", seconds, **self.hello)
         except LinkError as error:
             self.sentence = str(error)
-            self.again = time.monotonic() + self.pause
+            self.again = self.now() + self.pause
             self.pause = min(2 * self.pause, RETRY_S[1])
             return False
         self.sentence = ""
         self.pause = RETRY_S[0]
         self.sent.clear()
+        self.wanted.clear()
         self.replies.clear()
         return True
 
@@ -73,12 +87,12 @@ class DraftClient:
         if self.connection is not None:
             self.connection.close()
         self.connection = None
-        self.again = time.monotonic() + self.pause
+        self.again = self.now() + self.pause
 
     @property
     def deadline(self) -> float:
         """Seconds to wait for a reply."""
-        if self.calls - self.late < EARLY:
+        if self.arrivals < EARLY:
             return self.limit
         usual = max(self.mean + DEVIATIONS * self.deviation, SLACK * self.mean)
         return min(self.stretch * usual, self.limit)
@@ -98,55 +112,76 @@ class DraftClient:
             except LinkError as error:
                 self.drop(error)
                 return None
-            self.sent[call] = time.monotonic()
+            self.calls += 1
+            self.sent[call] = self.now()
+            self.wanted.add(call)
+            if len(self.sent) > OUTSTANDING:  # the oldest was lost
+                self.sent.pop(next(iter(self.sent)))
             return call
 
-    def wait(self, call: int) -> RemoteMessage | None:
-        """The reply to a call; None when it is late, or the connection breaks."""
+    def wait(self, call: int, until: float = 0.0) -> RemoteMessage | None:
+        """The reply to a call if it comes until this time; None also when the connection breaks.
+
+        A reply that has come is taken at any time, so without a time this only looks.
+        """
         with self.lock:
-            begun = self.sent.get(call)
-            if begun is None or self.connection is None:
+            if call not in self.wanted or self.connection is None:
                 return None
             try:
-                found = self.await_reply(call, begun + self.deadline)
+                found = self.await_reply(call, until)
             except LinkError as error:
                 self.drop(error)
                 return None
-            if found is None:
-                self.missed()
-            else:
-                self.arrived(time.monotonic() - begun)
-            self.sent.pop(call)
+            if found is not None:
+                self.wanted.discard(call)
             return found
 
     def await_reply(self, call: int, until: float) -> RemoteMessage | None:
-        """Receive until this call's reply is there; None at the time `until`."""
+        """Take what has come; then receive until this call's reply is there, or `until`."""
         assert self.connection is not None
-        while call not in self.replies:
+        now = self.now()
+        while (message := self.connection.receive(now)) is not None:
+            self.take(message, self.looked, now)
+        while call not in self.replies and until > now:
             message = self.connection.receive(until)
+            now = self.now()
             if message is None:
-                return None
-            self.take(message)
-        return self.replies.pop(call)
+                break
+            self.take(message, now, now)
+        self.looked = now
+        return self.replies.pop(call, None)
 
-    def take(self, message: RemoteMessage) -> None:
-        """Keep a reply that is waited for; late ones are dropped."""
+    def take(self, message: RemoteMessage, after: float, before: float) -> None:
+        """Time a reply that came between two times, and keep it if it is wanted."""
         if message.kind == "error":
             raise LinkError(f"the draft server at {self.url} says: {message.text('sentence')}")
         call = message.number("call")
-        if call in self.sent:
+        begun = self.sent.pop(call, None)
+        if begun is not None:
+            self.arrived((max(after, begun) + before) / 2 - begun)
+        if call in self.wanted:
             self.replies[call] = message
+
+    def age(self, call: int) -> float:
+        """Seconds since a call without a reply; 0 when it is not known."""
+        return self.now() - self.sent.get(call, self.now())
+
+    def forget(self, call: int) -> None:
+        """Give the reply to a call up; its round trip is still learned if it comes."""
+        self.wanted.discard(call)
+        self.replies.pop(call, None)
 
     def missed(self) -> None:
         """Count a late reply."""
-        self.calls += 1
         self.late += 1
         self.stretch *= SLOWER
+        self.answered -= ANSWERED * self.answered
 
     def arrived(self, seconds: float) -> None:
-        """Count a reply that came in time."""
-        self.calls += 1
+        """Count a reply and its round trip."""
+        self.arrivals += 1
         self.stretch = 1.0
+        self.answered += ANSWERED * (1.0 - self.answered)
         if not self.mean:
             self.mean, self.deviation = seconds, seconds / 2
         self.deviation += SPREAD * (abs(seconds - self.mean) - self.deviation)
@@ -156,8 +191,7 @@ class DraftClient:
         """Tell the server that a request is over; the reply to `call` is not waited for."""
         with self.lock:
             if call is not None:
-                self.sent.pop(call, None)
-                self.replies.pop(call, None)
+                self.forget(call)
             if self.connection is not None:
                 try:
                     self.connection.send(RemoteMessage("end", {"request": request}))

@@ -10,7 +10,7 @@ from sapwood.drafters.lookup.lookup_base import Candidate, LookupBase
 class PlannedBase(LookupBase):
     """Base of drafters with a plan: a place is a node of it."""
 
-    def start(self, rng: Rng) -> int:
+    def start(self, rng: Rng) -> int | None:
         """The root of a new plan."""
         self.plan_ = self.plan(rng)
         return ROOT

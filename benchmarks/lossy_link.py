@@ -1,6 +1,7 @@
 """A proxy between a client and a message server that delays and loses messages."""
 
 import contextlib
+import queue
 import random
 import socket
 import threading
@@ -35,27 +36,42 @@ class LossyLink:
                     threading.Thread(target=self.forward, args=pair, daemon=True).start()
 
     def forward(self, source: socket.socket, sink: socket.socket, delay: float) -> None:
-        """Pass messages on; a reply waits `delay` seconds, and some are lost."""
+        """Pass messages on, each `delay` seconds after it came; some are lost."""
         reader = MessageReader()
+        coming: queue.Queue[tuple[float, bytes] | None] = queue.Queue()
+        threading.Thread(target=self.deliver, args=(coming, sink), daemon=True).start()
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 reader.feed(data)
                 for message in reader.messages():
-                    self.pass_on(message, sink, delay)
+                    self.pass_on(message, coming, delay)
+        coming.put(None)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def pass_on(self, message: RemoteMessage, sink: socket.socket, delay: float) -> None:
-        """Send a message on, or lose it."""
+    def pass_on(
+        self,
+        message: RemoteMessage,
+        coming: "queue.Queue[tuple[float, bytes] | None]",
+        delay: float,
+    ) -> None:
+        """Send a message on its way, or lose it."""
         kept = message.kind in ("hello", "welcome")
         if not kept and self.noise.random() < self.loss:
             self.dropped += 1
             return
-        if not kept and delay:
-            time.sleep(delay)
         self.passed += 1
-        sink.sendall(message.pack())
+        coming.put((time.monotonic() + (0.0 if kept else delay), message.pack()))
+
+    @staticmethod
+    def deliver(coming: "queue.Queue[tuple[float, bytes] | None]", sink: socket.socket) -> None:
+        """Hand over every message at its time."""
+        with contextlib.suppress(OSError):
+            while (next_one := coming.get()) is not None:
+                due, data = next_one
+                time.sleep(max(due - time.monotonic(), 0.0))
+                sink.sendall(data)
 
     def cut(self) -> None:
         """Break every connection."""
