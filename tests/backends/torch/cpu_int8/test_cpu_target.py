@@ -9,7 +9,7 @@ from numba import njit, types
 
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_gemm import group_products, round_groups
-from sapwood.backends.torch.cpu_int8.block_tile import FORMS, GROUP, MIN4, block_tile_maker
+from sapwood.backends.torch.cpu_int8.block_tile import FORMS, GROUP, ROW_LINES, block_tile_maker
 from sapwood.backends.torch.cpu_int8.cpu_target import TARGET, TARGETS, CpuTarget, choose
 from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots, dots_of
 from sapwood.backends.torch.cpu_int8.int_attention import IntKeys, products_maker
@@ -94,18 +94,18 @@ def test_products_in_int8_have_the_same_bits(target: CpuTarget) -> None:
 
 
 @runs
-@pytest.mark.parametrize(("form", "fine"), [*((form, True) for form in FORMS), (MIN4, False)])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("target", others(), ids=lambda target: target.name)
-def test_products_of_groups_have_the_same_bits(target: CpuTarget, form: int, fine: bool) -> None:
+def test_products_of_groups_have_the_same_bits(target: CpuTarget, form: int) -> None:
     matrix = packed_blocks(random_strip(form, 32, 4))
     matrix.bytes[-64:] = 255  # the largest weights of all
-    tile = inline(block_tile_maker(3, form, fine, dots_of(target)), types.void, *[INT] * 8)
+    tile = inline(block_tile_maker(3, form, dots_of(target)), types.void, *[INT] * 8)
     noise = np.random.default_rng(0)
     rows = noise.normal(size=(3, 4 * GROUP)).astype(np.float32)
     rows[0] = 1
     rows[1] = -1
-    whole = np.zeros(((2 + fine) * 3, 4 * GROUP), np.uint8)
-    round_groups(rows, fine, whole)
+    whole = np.zeros((ROW_LINES * 3, 4 * GROUP), np.uint8)
+    round_groups(rows, whole)
 
     @njit
     def run(table: Any, rows: Any, out: Any) -> None:
@@ -116,7 +116,7 @@ def test_products_of_groups_have_the_same_bits(target: CpuTarget, form: int, fin
 
     out = np.empty((3, 32), np.float32)
     run(matrix.table, whole, out)
-    np.testing.assert_array_equal(out, group_products(matrix, rows, fine))
+    np.testing.assert_array_equal(out, group_products(matrix, rows))
 
 
 @runs

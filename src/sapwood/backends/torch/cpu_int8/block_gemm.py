@@ -1,9 +1,8 @@
 """Matrix products with weights in groups of 32 inputs: 4-bit blocks of GGUF files stay so.
 
-A row is quantised in groups of 32 too, to 8 or 15 bits, each with its own scale, so outlier
-channels cost their own group its precision only. Sums within a group are sums of integers; groups
-are added in order in float32, whatever the other rows are, so a row's outputs are the same bits in
-every pass.
+A row is quantised in groups of 32 too, to 15 bits, each with its own scale; 8 bits would change
+the perplexity. Sums within a group are sums of integers; groups are added in order in float32,
+whatever the other rows are, so a row's outputs are the same bits in every pass.
 """
 
 from collections.abc import Sequence
@@ -20,15 +19,13 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     LOW_BITS,
     MIN4,
     PAIR,
+    ROW_LINES,
     SIGNED4,
     SPAN,
     block_bytes,
-    min4_fine,
     min4_tile,
     piece_bytes,
-    signed4_fine,
     signed4_tile,
-    signed8_fine,
     signed8_tile,
 )
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, integers_at
@@ -37,8 +34,8 @@ from sapwood.backends.torch.cpu_int8.simd import peak
 from sapwood.backends.torch.cpu_int8.thread_team import address, aligned
 from sapwood.core.array_types import FloatArray
 
-HALF_LOW = 1 << (LOW_BITS - 1)
-FINE_GRID = GRID << LOW_BITS  # steps from 0 to 1 of a fine row
+HALF = 1 << (LOW_BITS - 1)
+LEVELS = GRID << LOW_BITS  # largest integer of a row
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Halves = np.ndarray[Any, np.dtype[np.float16]]
 
@@ -146,41 +143,30 @@ class BlockMatrix:
 
 # -------------------------------------------------------------------------------------------- rows
 @compiled
-def put_groups(row: Any, fine: bool, out: Any) -> None:
-    """Quantise a row by groups: out [2 or 3, stride] uint8, integers first and then records.
-
-    A fine row has 15 bits: a line of high parts and one of low parts.
-    """
+def put_groups(row: Any, out: Any) -> None:
+    """Quantise a row by groups: out [ROW_LINES, stride] uint8."""
     inputs = row.shape[0]
     high = out[0].view(np.int8)
     low = out[1].view(np.int8)
-    sums = out[1 + fine, : 3 * 4 * (high.shape[0] // GROUP)].view(np.int32)
+    sums = out[2, : 3 * 4 * (high.shape[0] // GROUP)].view(np.int32)
     floats = sums.view(np.float32)
-    levels = F(FINE_GRID) if fine else F(GRID)
     end = -(-inputs // PAIR) * PAIR
     for group in range(end // GROUP):
         start = group * GROUP
         count = min(GROUP, max(inputs - start, 0))
         largest = peak(row.ctypes.data + 4 * start, count)
-        back = levels / largest if largest > F(0.0) else F(0.0)
+        back = F(LEVELS) / largest if largest > F(0.0) else F(0.0)
         total = np.int32(0)
-        if fine:
-            for i in range(start, start + count):
-                near = np.int32(np.rint(row[i] * back))
-                above = (near + np.int32(HALF_LOW)) >> np.int32(LOW_BITS)
-                high[i] = np.int8(above)
-                low[i] = np.int8(near - (above << np.int32(LOW_BITS)))
-                total += near
-        else:
-            for i in range(start, start + count):
-                near = np.int32(np.rint(row[i] * back))
-                high[i] = np.int8(near)
-                total += near
+        for i in range(start, start + count):
+            near = np.int32(np.rint(row[i] * back))
+            above = (near + np.int32(HALF)) >> np.int32(LOW_BITS)
+            high[i] = np.int8(above)
+            low[i] = np.int8(near - (above << np.int32(LOW_BITS)))
+            total += near
         for i in range(start + count, start + GROUP):
             high[i] = 0
-            if fine:
-                low[i] = 0
-        step = largest / levels
+            low[i] = 0
+        step = largest / F(LEVELS)
         floats[3 * group] = step
         floats[3 * group + 1] = step * F(total)
         sums[3 * group + 2] = -total
@@ -189,9 +175,9 @@ def put_groups(row: Any, fine: bool, out: Any) -> None:
 # ---------------------------------------------------------------------------------------- products
 @compiled
 def multiply_groups(
-    where: Any, rows: Any, count: int, start: int, stop: int, out: Any, after: int, fine: bool
+    where: Any, rows: Any, count: int, start: int, stop: int, out: Any, after: int = -1
 ) -> None:
-    """Multiply rows, uint8 [lines, stride], by blocks start to stop: out [rows, blocks * 16].
+    """Multiply rows [ROW_LINES * rows, stride] by blocks start to stop: out [rows, blocks * 16].
 
     `after` is the block to prefetch at the end, if it is not `stop`.
     """
@@ -205,18 +191,11 @@ def multiply_groups(
         form = table[block, 1]
         ahead = table[following, 0]
         for row in range(0, count, BLOCK_TILE):
-            here = rows.ctypes.data + row * (2 + fine) * stride
+            here = rows.ctypes.data + row * ROW_LINES * stride
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
             pace = 1 if row == 0 else 0
             left = count - row
-            if fine:
-                if form == MIN4:
-                    min4_fine(left, weights, groups, here, stride, there, apart, ahead, pace)
-                elif form == SIGNED4:
-                    signed4_fine(left, weights, groups, here, stride, there, apart, ahead, pace)
-                else:
-                    signed8_fine(left, weights, groups, here, stride, there, apart, ahead, pace)
-            elif form == MIN4:
+            if form == MIN4:
                 min4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             elif form == SIGNED4:
                 signed4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
@@ -225,18 +204,17 @@ def multiply_groups(
 
 
 @compiled
-def round_groups(rows: Any, fine: bool, out: Any) -> None:
-    """Quantise rows [rows, inputs] by groups: out [2 or 3 * rows, stride]."""
-    lines = 2 + fine
+def round_groups(rows: Any, out: Any) -> None:
+    """Quantise rows [rows, inputs] by groups: out [ROW_LINES * rows, stride]."""
     for r in range(rows.shape[0]):
-        put_groups(rows[r], fine, out[lines * r : lines * (r + 1)])
+        put_groups(rows[r], out[ROW_LINES * r : ROW_LINES * (r + 1)])
 
 
-def group_products(weights: BlockMatrix, rows: Any, fine: bool = False) -> Any:
+def group_products(weights: BlockMatrix, rows: Any) -> Any:
     """Outputs [rows, outputs] of rows, on this thread alone."""
     count = len(rows)
-    whole = aligned((2 + fine) * count, weights.depth * DEEP, dtype=np.uint8)
-    round_groups(rows, fine, whole)
+    whole = aligned(ROW_LINES * count, weights.depth * DEEP, dtype=np.uint8)
+    round_groups(rows, whole)
     out = np.empty((count, weights.blocks * BLOCK), np.float32)
-    multiply_groups(weights.where, whole, count, 0, weights.blocks, out, -1, fine)
+    multiply_groups(weights.where, whole, count, 0, weights.blocks, out)
     return out[:, : weights.outputs]

@@ -12,7 +12,7 @@ from sapwood.backends.torch.cpu_int8.block_quant import to_eight, to_four
 from sapwood.backends.torch.cpu_int8.block_tile import MIN4, SIGNED8
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.linear import BITS, STRIP, Int8Linear, MatrixSource
-from sapwood.backends.torch.cpu_int8.pass_args import FINE_GROUPED, GROUPED
+from sapwood.backends.torch.cpu_int8.pass_args import GROUPED
 from sapwood.backends.torch.hf.submodel import coarse
 from sapwood.backends.torch.llama import LayerExtras, LlamaLayer
 from sapwood.core.array_types import FloatArray
@@ -32,9 +32,9 @@ class BlockSource(Protocol):
 class BlockLinear:
     """A linear layer whose matrix is some sources, one under the other."""
 
-    def __init__(self, sources: Sequence[BlockSource], *, fine: bool = False) -> None:
-        """`fine`: inputs have 15 bits instead of 8."""
-        self.form = FINE_GROUPED if fine else GROUPED  # of the inputs
+    form = GROUPED  # of the inputs
+
+    def __init__(self, sources: Sequence[BlockSource]) -> None:
         self.inputs = sources[0].inputs
         self.packed = BlockMatrix(
             self.inputs, [(source.form, source.outputs) for source in sources]
@@ -48,9 +48,7 @@ class BlockLinear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Outputs of rows, float32 [rows, outputs]."""
-        return torch.from_numpy(
-            group_products(self.packed, rows.numpy(), self.form == FINE_GROUPED)
-        )
+        return torch.from_numpy(group_products(self.packed, rows.numpy()))
 
     def rounded(self, bits: int) -> "BlockLinear | Int8Linear":
         """The layer with coarser weights, below eight bits."""

@@ -1,4 +1,4 @@
-"""Dot products of int8 rows with weights of 4 or 8 bits in groups of 32 inputs, in LLVM IR.
+"""Dot products of 15-bit rows with weights of 4 or 8 bits in groups of 32 inputs, in LLVM IR.
 
 Memory is read from its beginning to its end. A block of sixteen outputs is pieces of one or two
 groups: a line of float16, scales and minima of a group or the scales of two, then the weights as
@@ -6,14 +6,13 @@ unsigned integers in fours of inputs. Of 4-bit weights, a line holds two fours: 
 halves of its bytes, the other, sixteen inputs further, in the high halves, as in GGUF files.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots
-from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, TILE, fetch
+from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, fetch
 from sapwood.backends.torch.cpu_int8.simd import (
     F32,
     I32,
@@ -36,7 +35,9 @@ PAIR = 2 * GROUP  # rows are padded to whole pairs of groups
 FOURS = GROUP // DEEP
 LOW = 0x0F0F0F0F  # low halves of four bytes
 STEPS = 2 * BLOCK  # bytes of one float16 for each output
-LOW_BITS = 7  # of the low part of a fine row
+ROW_LINES = 3  # lines of bytes of a row: high parts and low parts of integers, records of groups
+LOW_BITS = 7  # of the low parts
+BLOCK_TILE = 4  # rows; with 8 a pass over many rows takes 6 % less, and compiling twice as long
 RECORD = 12  # bytes that describe a group of a row: step and sum in float32, minus the integer sum
 FORMS = range(3)
 MIN4, SIGNED4, SIGNED8 = FORMS  # formats: 4 bits and a minimum; 4 and 8 bits around the middle
@@ -96,46 +97,46 @@ def spread_at(builder: Any, address: Any, kind: Any, lanes: int) -> Any:
     return spread(builder, load(builder, address, kind, 4), lanes)
 
 
-def line_sum(builder: Any, bits: int, fours: Any, row: Any, lines: Any, dots: VnniDots) -> Any:
-    """Sum of the products of a group with 32 bytes of a row.
+def line_sum(
+    builder: Any, bits: int, fours: Any, row: Any, start: Any, lines: Any, dots: VnniDots
+) -> Any:
+    """Sum of the products of a group with 32 bytes of a row, added to `start`.
 
     Lines are prefetched between the products: many at once would wait for each other.
     """
-    total = dots.begin(builder, bits)
+    total = dots.begin(builder, bits, start)
     for i, (number, four) in enumerate(fours):
         if lines and i * len(lines) % len(fours) == 0:
             fetch(builder, lines[i * len(lines) // len(fours)])
             keep_order(builder)
         inputs = spread_at(builder, builder.add(row, I64(DEEP * number)), I32, dots.lanes)
         total = dots.add_group(builder, total, four, inputs, bits)
-    return dots.end(builder, total, bits)
+    return dots.end(builder, total, bits, start)
 
 
 def group_sum(
-    builder: Any, form: int, fours: Any, rows: Sequence[Any], mark: Any, lines: Any, dots: VnniDots
+    builder: Any, form: int, fours: Any, lines: Any, mark: Any, ahead: Any, dots: VnniDots
 ) -> Any:
     """Sum of a row's products with a group, with the weights around their middle.
 
-    Of a fine row, `rows` are its high and low parts.
+    `lines` are the high and low parts of the row; `ahead` is prefetched.
     """
     bits = BITS[form]
-    total = line_sum(builder, bits, fours, rows[0], lines, dots)
-    for low in rows[1:]:
-        total = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
-        total = builder.add(total, line_sum(builder, bits, fours, low, [], dots))
+    total = line_sum(builder, bits, fours, lines[0], same(I32, 0, dots.lanes), ahead, dots)
+    total = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
     if form == SIGNED4 or (form == SIGNED8 and not dots.signed):
         middle = spread_at(builder, builder.add(mark, I64(8)), I32, dots.lanes)
         total = builder.add(total, builder.shl(middle, same(I32, bits - 1, dots.lanes)))
+    total = line_sum(builder, bits, fours, lines[1], total, [], dots)
     return builder.sitofp(total, dots.products)
 
 
-def block_tile_maker(count: int, form: int, fine: bool, dots: VnniDots = DOTS) -> Any:
+def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
     """Make the kernel of a block's outputs for `count` rows, which reads weights once."""
     size = piece_bytes(form)
     bits = BITS[form]
     parts = dots.parts
     vector = 4 * dots.lanes  # bytes
-    row_lines = 2 + fine  # of a row: one or two of integers, one of records
 
     def emit(
         builder: Any,
@@ -155,8 +156,8 @@ def block_tile_maker(count: int, form: int, fine: bool, dots: VnniDots = DOTS) -
         """
         starts = [
             [
-                builder.add(rows, builder.mul(stride, I64(row_lines * r + n)))
-                for n in range(row_lines)
+                builder.add(rows, builder.mul(stride, I64(ROW_LINES * r + n)))
+                for n in range(ROW_LINES)
             ]
             for r in range(count)
         ]
@@ -210,14 +211,10 @@ def block_tile_maker(count: int, form: int, fine: bool, dots: VnniDots = DOTS) -
     return emit
 
 
-BLOCK_TILE = TILE  # rows
-
-
-def block_tile(form: int, fine: bool) -> Any:
+def block_tile(form: int) -> Any:
     """The kernel of a block's outputs for up to BLOCK_TILE rows."""
-    kernels = (block_tile_maker(count, form, fine) for count in range(1, BLOCK_TILE + 1))
+    kernels = (block_tile_maker(count, form) for count in range(1, BLOCK_TILE + 1))
     return inline(by_count(*kernels), types.void, *[types.int64] * 9)
 
 
-min4_tile, signed4_tile, signed8_tile = (block_tile(form, False) for form in FORMS)
-min4_fine, signed4_fine, signed8_fine = (block_tile(form, True) for form in FORMS)
+min4_tile, signed4_tile, signed8_tile = map(block_tile, FORMS)

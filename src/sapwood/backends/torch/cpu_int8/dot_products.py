@@ -47,16 +47,16 @@ class VnniDots:
         """Unsigned weights of a group as `add_group` takes them."""
         return weights
 
-    def begin(self, builder: Any, bits: int) -> Any:
+    def begin(self, builder: Any, bits: int, start: Any) -> Any:
         """Sums of a group before its products."""
-        return same(I32, 0, self.lanes)
+        return start
 
     def add_group(self, builder: Any, total: Any, weights: Any, row: Any, bits: int) -> Any:
         """Total plus products of prepared weights and a signed row."""
         return call(builder, self._bytes, self.sums, total, weights, row)
 
-    def end(self, builder: Any, total: Any, bits: int) -> Any:
-        """Sums of a group in int32."""
+    def end(self, builder: Any, total: Any, bits: int, start: Any) -> Any:
+        """Sums of a group in int32, with `start`."""
         return total
 
     # ----------------------------------------------------------------------------------- attention
@@ -111,9 +111,9 @@ class Avx2Dots(VnniDots):
             return self.prepare(builder, weights)
         return builder.bitcast(weights, self._as_bytes)
 
-    def begin(self, builder: Any, bits: int) -> Any:
-        """Zeros; int16 for 4 bits: 16 products of at most 15 * 127 fit."""
-        return same(I32, 0, self.lanes) if bits == 8 else same(I16, 0, 2 * self.lanes)
+    def begin(self, builder: Any, bits: int, start: Any) -> Any:
+        """Sums of a group before its products; of 4 bits int16: 16 of at most 15 * 127 fit."""
+        return start if bits == 8 else same(I16, 0, 2 * self.lanes)
 
     def add_group(self, builder: Any, total: Any, weights: Any, row: Any, bits: int) -> Any:
         """Total plus products of prepared weights and a signed row."""
@@ -122,9 +122,9 @@ class Avx2Dots(VnniDots):
         row = builder.bitcast(row, self._as_bytes)
         return builder.add(total, self._pairs(builder, weights, row))
 
-    def end(self, builder: Any, total: Any, bits: int) -> Any:
-        """Sums of a group in int32."""
-        return total if bits == 8 else self._fours(builder, total)
+    def end(self, builder: Any, total: Any, bits: int, start: Any) -> Any:
+        """Sums of a group in int32, with `start`."""
+        return total if bits == 8 else builder.add(start, self._fours(builder, total))
 
     def add_shorts(self, builder: Any, total: Any, left: Any, right: Any) -> Any:
         """Total plus products of int16, by twos."""

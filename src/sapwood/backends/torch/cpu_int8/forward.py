@@ -12,13 +12,13 @@ import numpy as np
 
 from sapwood.backends.torch.cpu_int8.attention_pass import read, spread
 from sapwood.backends.torch.cpu_int8.block_gemm import multiply_groups, put_groups
+from sapwood.backends.torch.cpu_int8.block_tile import ROW_LINES
 from sapwood.backends.torch.cpu_int8.int8_gemm import multiply, multiply_fine, put, put_fine
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, LINE, borrow
 from sapwood.backends.torch.cpu_int8.pass_args import (
     BLOCKS,
     DEPTH,
     DOWN,
-    FINE_GROUPED,
     GATE_UP,
     GROUPED,
     INPUTS,
@@ -48,9 +48,7 @@ PIECE = 64 * 1024  # bytes of weights in one item
 def put_row(row: Any, place: Any, out: Any, r: int) -> None:
     """Quantise a row in [-1, 1] for a layer."""
     if place[INPUTS] == GROUPED:
-        put_groups(row, False, out[2 * r : 2 * r + 2])
-    elif place[INPUTS] == FINE_GROUPED:
-        put_groups(row, True, out[3 * r : 3 * r + 3])
+        put_groups(row, out[ROW_LINES * r : ROW_LINES * (r + 1)])
     elif place[INPUTS] == SPLIT:
         put_fine(row, out[2 * r : 2 * r + 2])
     else:
@@ -123,9 +121,8 @@ def gate_columns(work: Any, inner: int, start: int, stop: int, worker: int) -> N
 def product(work: Any, place: Any, start: int, stop: int, after: int) -> None:
     """Some blocks of a layer's outputs."""
     rows = work.stream.shape[0]
-    if place[INPUTS] >= GROUPED:
-        fine = place[INPUTS] == FINE_GROUPED
-        multiply_groups(place, work.whole, rows, start, stop, work.products, after, fine)
+    if place[INPUTS] == GROUPED:
+        multiply_groups(place, work.whole, rows, start, stop, work.products, after)
     elif place[INPUTS] == SPLIT:
         multiply_fine(place, work.whole, rows, start, stop, work.products, after)
     else:
@@ -136,9 +133,8 @@ def product(work: Any, place: Any, start: int, stop: int, after: int) -> None:
 def speak(net: Any, work: Any, start: int, stop: int, after: int) -> None:
     """Some blocks of the logits."""
     rows = work.logits.shape[0]
-    if net.head[INPUTS] >= GROUPED:
-        fine = net.head[INPUTS] == FINE_GROUPED
-        multiply_groups(net.head, work.whole, rows, start, stop, work.logits, after, fine)
+    if net.head[INPUTS] == GROUPED:
+        multiply_groups(net.head, work.whole, rows, start, stop, work.logits, after)
     else:
         multiply(net.head, work.whole, rows, start, stop, work.logits, after)
     for r in range(rows):

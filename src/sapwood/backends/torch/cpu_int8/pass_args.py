@@ -7,8 +7,7 @@ QKV, OUT, GATE_UP, DOWN = range(4)
 BLOCKS = 3
 DEPTH = 4
 INPUTS = 5
-# inputs: an int8 row, a row and its remainder, groups of 32 in 8 bits, or in 15
-WHOLE, SPLIT, GROUPED, FINE_GROUPED = range(4)
+WHOLE, SPLIT, GROUPED = range(3)  # inputs: an int8 row, a row and its remainder, groups of 32
 MOST_LINES = 3  # lines of bytes of a row, in any form
 FIRST, COUNT, LENGTH, SINCE, RUN, RUNS, SEEN, PLANES, SIZES, SLOTS = range(10)  # columns of pieces
 
