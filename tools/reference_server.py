@@ -124,6 +124,8 @@ Keys come from `SAPWOOD_KEY`, `--key`, or a file with one key a line (`--keys FI
 | --- | --- |
 | `SAPWOOD_CACHE` | folder of cost profiles, prepared models and trained drafters; \
 `~/.cache/sapwood` where it is not set |
+| `SAPWOOD_CPU` | instructions of the CPU kernels: `avx512`, `avxvnni`, `avx2`, or `none` for \
+torch's own int8 layers; the processor's best where it is not set |
 | `SAPWOOD_GUEST_RECIPE` | recipe of the plug-ins in [vLLM](../vllm.md) and [SGLang](../sglang.md) |
 | `SAPWOOD_GUEST_LOG` | file that gets a line of JSON for each step of a plug-in |
 | `LLAMA_SERVER` | the `llama-server` program that `sapwood bench --peers llama-server` starts |

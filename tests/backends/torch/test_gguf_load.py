@@ -17,7 +17,7 @@ from sapwood.errors import SapwoodError
 from sapwood.testing import backend_contract
 from tests.helpers import tiny_gguf, tiny_models
 
-pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no VNNI instructions")
+pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no processor for these kernels")
 
 TEXT = [3, 14, 15, 92, 65, 35, 89, 79]
 

@@ -130,10 +130,11 @@ def why_slow(backend: TorchBackend) -> str:
         return ""
     if not has_numba():
         return "numba is not installed"
+    from sapwood.backends.torch.cpu_int8.cpu_target import why_none
     from sapwood.backends.torch.cpu_int8.linear import available
 
     if not available():
-        return "this processor has no int8 kernels"
+        return why_none()
     return missing_part(backend.model.config.get_text_config())
 
 

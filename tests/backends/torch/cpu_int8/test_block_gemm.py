@@ -5,44 +5,21 @@ import pytest
 import torch
 
 from sapwood.backends.torch.cpu_int8 import int8_gemm
-from sapwood.backends.torch.cpu_int8.block_gemm import BlockMatrix, BlockStrip, group_products
+from sapwood.backends.torch.cpu_int8.block_gemm import group_products
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, FloatBlocks
 from sapwood.backends.torch.cpu_int8.block_quant import to_eight, to_four
 from sapwood.backends.torch.cpu_int8.block_tile import (
-    BITS,
     BLOCK_TILE,
+    FORMS,
     GROUP,
-    MIN4,
-    SIGNED4,
-    SIGNED8,
 )
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear
 from sapwood.core.array_types import FloatArray
+from tests.helpers.int4_blocks import packed_blocks, random_strip
 
-pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no VNNI instructions")
+pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no processor for these kernels")
 
-FORMS = (MIN4, SIGNED4, SIGNED8)
 SHAPES = ((16, 64), (32, 32), (40, 96), (16, 320))
-
-
-def strip(form: int, outputs: int, groups: int, seed: int = 0) -> BlockStrip:
-    """Random integers under random scales, and minima where the form has them."""
-    noise = np.random.default_rng(seed)
-    size = GROUP * BITS[form] // 8
-    weights = noise.integers(0, 256, (outputs, groups, size), dtype=np.uint8)
-    steps = noise.uniform(0.25, 2, (2, outputs, groups)).astype(np.float16)
-    return BlockStrip(form, weights, steps[0], -8 * steps[1] if form == MIN4 else None)
-
-
-def packed(*strips: BlockStrip) -> BlockMatrix:
-    """A matrix of these strips, one under the other."""
-    inputs = strips[0].weights.shape[1] * GROUP
-    made = BlockMatrix(inputs, [(each.form, each.outputs) for each in strips])
-    start = 0
-    for each in strips:
-        made.put(start, each)
-        start += each.outputs
-    return made
 
 
 def whole_rows(count: int, inputs: int) -> FloatArray:
@@ -57,8 +34,8 @@ def whole_rows(count: int, inputs: int) -> FloatArray:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_those_of_the_exact_weights(form: int, shape: tuple[int, int]) -> None:
     outputs, inputs = shape
-    given = strip(form, outputs, inputs // GROUP)
-    matrix = packed(given)
+    given = random_strip(form, outputs, inputs // GROUP)
+    matrix = packed_blocks(given)
     np.testing.assert_array_equal(matrix.exact(), given.exact())
     rows = whole_rows(3, inputs)
     want = rows.astype(np.float64) @ given.exact().astype(np.float64).T
@@ -68,18 +45,18 @@ def test_products_are_those_of_the_exact_weights(form: int, shape: tuple[int, in
 
 
 def test_parts_of_different_forms_share_a_matrix() -> None:
-    strips = [strip(form, 32, 4, seed) for seed, form in enumerate(FORMS)]
-    matrix = packed(*strips)
+    strips = [random_strip(form, 32, 4, seed) for seed, form in enumerate(FORMS)]
+    matrix = packed_blocks(*strips)
     want = np.concatenate([each.exact() for each in strips])
     np.testing.assert_array_equal(matrix.exact(), want)
     rows = whole_rows(2, 128)
-    parts = [group_products(packed(each), rows) for each in strips]
+    parts = [group_products(packed_blocks(each), rows) for each in strips]
     np.testing.assert_array_equal(group_products(matrix, rows), np.concatenate(parts, 1))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_has_the_same_bits_beside_any_other_rows(form: int) -> None:
-    matrix = packed(strip(form, 48, 6))
+    matrix = packed_blocks(random_strip(form, 48, 6))
     rows = np.random.default_rng(1).normal(size=(2 * BLOCK_TILE + 3, 192)).astype(np.float32)
     rows[4, 7] = 500.0  # an outlier
     rows[5] = 0.0
@@ -88,6 +65,16 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(form: int) -> None:
         np.testing.assert_array_equal(group_products(matrix, rows[:count]), alone[:count])
     np.testing.assert_array_equal(group_products(matrix, rows[::-1].copy()), alone[::-1])
     assert not alone[5].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rounding_rows_loses_next_to_nothing(form: int) -> None:
+    given = random_strip(form, 32, 4)
+    rows = np.random.default_rng(1).normal(size=(5, 128)).astype(np.float32)
+    want = rows.astype(np.float64) @ given.exact().astype(np.float64).T
+    error = np.abs(group_products(packed_blocks(given), rows) - want)
+    size = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(given.exact(), axis=1)
+    assert (error / size).max() < 1e-4  # with 8 bits it would be 1e-2
 
 
 def test_an_outlier_costs_its_own_group_only() -> None:

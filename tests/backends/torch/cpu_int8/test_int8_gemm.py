@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numba import njit, types
+from numba import njit
 
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.cpu_int8 import (
     eagle_kernels,
     int8_gemm,
-    intrinsics,
     linear,
     thread_team,
 )
@@ -22,7 +21,6 @@ from sapwood.backends.torch.cpu_int8.eagle3 import Int8Eagle3
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear, SplitLinear, unpack
 from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.cpu_int8.runner import BufferPool
-from sapwood.backends.torch.cpu_int8.simd import F32, I32, inline, wide
 from sapwood.backends.torch.cpu_int8.thread_team import ThreadTeam, finish, share, take, wait
 from sapwood.core.protocols import TreeInput
 from sapwood.drafters.heads.head_kv_cache import best
@@ -125,43 +123,6 @@ def noting(
         return function(rows)
 
     return noted
-
-
-def test_half_as_wide_instructions_make_the_same_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(16, 64)
-    x = torch.rand(2, 64) * 2 - 1
-    want = SplitLinear(weight)(x)
-    packed = SplitLinear(weight).packed
-    for name, value in {
-        "PLACES": 8, "PARTS": 2, "DOT": "llvm.x86.avx512.vpdpbusd.256",
-        "SUMS": wide(I32, 8), "PRODUCTS": wide(F32, 8),
-    }.items():  # fmt: skip
-        monkeypatch.setattr(intrinsics, name, value)
-    tile = inline(intrinsics.tile_maker(4, fine=True), types.void, *[types.int64] * 10)
-
-    @njit
-    def run(where: Any, rows: Any, out: Any) -> None:
-        here = where[0]
-        apart = 4 * out.shape[1]
-        tile(
-            here,
-            where[1],
-            where[2],
-            where[4],
-            rows.ctypes.data,
-            rows.shape[1],
-            out.ctypes.data,
-            apart,
-            here,
-            0,
-        )
-
-    grid = np.empty((4, 64), np.uint8)
-    out = np.empty((2, 16), np.float32)
-    int8_gemm.round_rows(x.numpy(), True, grid)
-    run(packed.where, grid, out)
-    assert np.array_equal(out, want.numpy())
 
 
 # ------------------------------------------------------------------------------------ whole passes

@@ -141,7 +141,7 @@ def test_channels_stay_as_they_are_where_no_norm_could_take_their_scale(name: st
 @pytest.mark.parametrize("name", ["phi3-partial", "olmo2", "gemma3-caps", "qwen3-moe"])
 def test_four_bits_and_a_long_context(name: str, dtype: str) -> None:
     if dtype == "int4" and not int8_gemm.available():
-        pytest.skip("int4 needs a processor with VNNI")
+        pytest.skip("no processor for int4")
     model = tiny_models.make(name, max_position_embeddings=1 << 17)
     exact = TorchBackend(model, name)
     backend = build(model, name, dtype, lambda _: None)

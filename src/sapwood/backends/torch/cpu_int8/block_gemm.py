@@ -1,8 +1,8 @@
 """Matrix products with weights in groups of 32 inputs: 4-bit blocks of GGUF files stay so.
 
-A row is quantised to int8 in groups of 32 too, each with its own scale, so outlier channels cost
-their own group its precision only. Sums within a group are sums of integers; groups are added in
-order in float32, whatever the other rows are, so a row's outputs are the same bits in every pass.
+A row is quantised in groups of 32 too, to 15 bits, each with its own scale; 8 bits would change
+the perplexity. Sums within a group are sums of integers; groups are added in order in float32,
+whatever the other rows are, so a row's outputs are the same bits in every pass.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,10 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     BITS,
     BLOCK_TILE,
     GROUP,
+    LOW_BITS,
     MIN4,
     PAIR,
+    ROW_LINES,
     SIGNED4,
     SPAN,
     block_bytes,
@@ -32,6 +34,8 @@ from sapwood.backends.torch.cpu_int8.simd import peak
 from sapwood.backends.torch.cpu_int8.thread_team import address, aligned
 from sapwood.core.array_types import FloatArray
 
+HALF = 1 << (LOW_BITS - 1)
+LEVELS = GRID << LOW_BITS  # largest integer of a row
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Halves = np.ndarray[Any, np.dtype[np.float16]]
 
@@ -140,25 +144,29 @@ class BlockMatrix:
 # -------------------------------------------------------------------------------------------- rows
 @compiled
 def put_groups(row: Any, out: Any) -> None:
-    """Quantise a row by groups: out [2, stride] uint8, integers first and then records."""
+    """Quantise a row by groups: out [ROW_LINES, stride] uint8."""
     inputs = row.shape[0]
-    whole = out[0].view(np.int8)
-    sums = out[1, : 3 * 4 * (whole.shape[0] // GROUP)].view(np.int32)
+    high = out[0].view(np.int8)
+    low = out[1].view(np.int8)
+    sums = out[2, : 3 * 4 * (high.shape[0] // GROUP)].view(np.int32)
     floats = sums.view(np.float32)
     end = -(-inputs // PAIR) * PAIR
     for group in range(end // GROUP):
         start = group * GROUP
         count = min(GROUP, max(inputs - start, 0))
         largest = peak(row.ctypes.data + 4 * start, count)
-        back = F(GRID) / largest if largest > F(0.0) else F(0.0)
+        back = F(LEVELS) / largest if largest > F(0.0) else F(0.0)
         total = np.int32(0)
         for i in range(start, start + count):
             near = np.int32(np.rint(row[i] * back))
-            whole[i] = np.int8(near)
+            above = (near + np.int32(HALF)) >> np.int32(LOW_BITS)
+            high[i] = np.int8(above)
+            low[i] = np.int8(near - (above << np.int32(LOW_BITS)))
             total += near
         for i in range(start + count, start + GROUP):
-            whole[i] = 0
-        step = largest / F(GRID)
+            high[i] = 0
+            low[i] = 0
+        step = largest / F(LEVELS)
         floats[3 * group] = step
         floats[3 * group + 1] = step * F(total)
         sums[3 * group + 2] = -total
@@ -169,50 +177,43 @@ def put_groups(row: Any, out: Any) -> None:
 def multiply_groups(
     where: Any, rows: Any, count: int, start: int, stop: int, out: Any, after: int = -1
 ) -> None:
-    """Multiply rows, uint8 [2 * rows, stride], by blocks start to stop: out [rows, blocks * 16].
+    """Multiply rows [ROW_LINES * rows, stride] by blocks start to stop: out [rows, blocks * 16].
 
     `after` is the block to prefetch at the end, if it is not `stop`.
     """
     table = carray(integers_at(where[0]), (where[3] + 1, 2))
     groups = where[4] * DEEP // GROUP
-    apart = 2 * rows.shape[1]
-    out_apart = 4 * out.shape[1]
+    stride = rows.shape[1]
+    apart = 4 * out.shape[1]
     for block in range(start, stop):
         following = block + 1 if block + 1 < stop or after < 0 else after
         weights = table[block, 0]
         form = table[block, 1]
         ahead = table[following, 0]
         for row in range(0, count, BLOCK_TILE):
-            here = rows.ctypes.data + row * apart
-            there = out.ctypes.data + row * out_apart + 4 * block * BLOCK
-            records = here + rows.shape[1]
+            here = rows.ctypes.data + row * ROW_LINES * stride
+            there = out.ctypes.data + row * apart + 4 * block * BLOCK
             pace = 1 if row == 0 else 0
             left = count - row
             if form == MIN4:
-                min4_tile(
-                    left, weights, groups, here, records, apart, there, out_apart, ahead, pace
-                )
+                min4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             elif form == SIGNED4:
-                signed4_tile(
-                    left, weights, groups, here, records, apart, there, out_apart, ahead, pace
-                )
+                signed4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             else:
-                signed8_tile(
-                    left, weights, groups, here, records, apart, there, out_apart, ahead, pace
-                )
+                signed8_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
 
 
 @compiled
 def round_groups(rows: Any, out: Any) -> None:
-    """Quantise rows [rows, inputs] by groups: out [2 * rows, stride]."""
+    """Quantise rows [rows, inputs] by groups: out [ROW_LINES * rows, stride]."""
     for r in range(rows.shape[0]):
-        put_groups(rows[r], out[2 * r : 2 * r + 2])
+        put_groups(rows[r], out[ROW_LINES * r : ROW_LINES * (r + 1)])
 
 
 def group_products(weights: BlockMatrix, rows: Any) -> Any:
     """Outputs [rows, outputs] of rows, on this thread alone."""
     count = len(rows)
-    whole = aligned(2 * count, weights.depth * DEEP, dtype=np.uint8)
+    whole = aligned(ROW_LINES * count, weights.depth * DEEP, dtype=np.uint8)
     round_groups(rows, whole)
     out = np.empty((count, weights.blocks * BLOCK), np.float32)
     multiply_groups(weights.where, whole, count, 0, weights.blocks, out)

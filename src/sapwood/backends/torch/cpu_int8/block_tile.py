@@ -1,4 +1,4 @@
-"""Dot products of int8 rows with weights of 4 or 8 bits in groups of 32 inputs, in LLVM IR.
+"""Dot products of 15-bit rows with weights of 4 or 8 bits in groups of 32 inputs, in LLVM IR.
 
 Memory is read from its beginning to its end. A block of sixteen outputs is pieces of one or two
 groups: a line of float16, scales and minima of a group or the scales of two, then the weights as
@@ -11,17 +11,8 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from sapwood.backends.torch.cpu_int8.intrinsics import (
-    BLOCK,
-    DEEP,
-    DOT,
-    LINE,
-    PARTS,
-    PLACES,
-    PRODUCTS,
-    SUMS,
-    fetch,
-)
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots
+from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, fetch
 from sapwood.backends.torch.cpu_int8.simd import (
     F32,
     I32,
@@ -42,11 +33,14 @@ from sapwood.backends.torch.cpu_int8.simd import (
 GROUP = 32  # inputs that share a scale
 PAIR = 2 * GROUP  # rows are padded to whole pairs of groups
 FOURS = GROUP // DEEP
-HALVES = wide(ir.HalfType(), PLACES)
 LOW = 0x0F0F0F0F  # low halves of four bytes
 STEPS = 2 * BLOCK  # bytes of one float16 for each output
+ROW_LINES = 3  # lines of bytes of a row: high parts and low parts of integers, records of groups
+LOW_BITS = 7  # of the low parts
+BLOCK_TILE = 4  # rows; with 8 a pass over many rows takes 6 % less, and compiling twice as long
 RECORD = 12  # bytes that describe a group of a row: step and sum in float32, minus the integer sum
-MIN4, SIGNED4, SIGNED8 = range(3)  # formats: 4 bits and a minimum; 4 and 8 bits around the middle
+FORMS = range(3)
+MIN4, SIGNED4, SIGNED8 = FORMS  # formats: 4 bits and a minimum; 4 and 8 bits around the middle
 BITS = {MIN4: 4, SIGNED4: 4, SIGNED8: 8}
 SPAN = {MIN4: 1, SIGNED4: 2, SIGNED8: 2}  # groups of a piece: its first line is full
 
@@ -66,24 +60,24 @@ def block_bytes(form: int, groups: int) -> int:
     return groups // SPAN[form] * piece_bytes(form)
 
 
-def weights_of(builder: Any, here: Any, bits: int) -> list[tuple[int, Any]]:
+def weights_of(builder: Any, here: Any, bits: int, dots: VnniDots) -> list[tuple[int, Any]]:
     """Some lanes' weights of a group as unsigned bytes: number and vector of each four."""
     found = []
-    low = same(I32, LOW, PLACES)
+    low = same(I32, LOW, dots.lanes)
     for line in range(FOURS * bits // 8):
-        held = load(builder, builder.add(here, I64(line * LINE)), SUMS, 4 * PLACES)
+        held = load(builder, builder.add(here, I64(line * LINE)), dots.sums, 4 * dots.lanes)
         if bits == 8:
             found.append((line, held))
         else:
             found.append((line, builder.and_(held, low)))
-            high = builder.and_(builder.lshr(held, same(I32, 4, PLACES)), low)
+            high = builder.and_(builder.lshr(held, same(I32, 4, dots.lanes)), low)
             found.append((line + FOURS // 2, high))
-    return found
+    return [(number, dots.unsigned(builder, four, bits)) for number, four in found]
 
 
 def fma(builder: Any, left: Any, right: Any, more: Any) -> Any:
     """Fused multiply-add of vectors."""
-    return call(builder, f"llvm.fma.v{PLACES}f32", PRODUCTS, left, right, more)
+    return call(builder, f"llvm.fma.v{left.type.count}f32", left.type, left, right, more)
 
 
 def keep_order(builder: Any) -> None:
@@ -92,82 +86,106 @@ def keep_order(builder: Any) -> None:
     builder.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
 
-def steps_at(builder: Any, address: Any) -> Any:
+def steps_at(builder: Any, address: Any, lanes: int) -> Any:
     """Load scales or minima of some outputs."""
-    return builder.fpext(load(builder, address, HALVES, 2), PRODUCTS)
+    halves = load(builder, address, wide(ir.HalfType(), lanes), 2)
+    return builder.fpext(halves, wide(F32, lanes))
 
 
-def spread_at(builder: Any, address: Any, kind: Any) -> Any:
+def spread_at(builder: Any, address: Any, kind: Any, lanes: int) -> Any:
     """Broadcast a number in memory."""
-    return spread(builder, load(builder, address, kind, 4), PLACES)
+    return spread(builder, load(builder, address, kind, 4), lanes)
 
 
-def group_sum(builder: Any, form: int, fours: Any, start: Any, mark: Any, lines: Any) -> Any:
-    """Sum of a row's products with a group, with the weights around their middle.
+def line_sum(
+    builder: Any, bits: int, fours: Any, row: Any, start: Any, lines: Any, dots: VnniDots
+) -> Any:
+    """Sum of the products of a group with 32 bytes of a row, added to `start`.
 
     Lines are prefetched between the products: many at once would wait for each other.
     """
-    total = same(I32, 0, PLACES)
-    if form != MIN4:
-        total = spread_at(builder, builder.add(mark, I64(8)), I32)
-        total = builder.shl(total, same(I32, BITS[form] - 1, PLACES))
+    total = dots.begin(builder, bits, start)
     for i, (number, four) in enumerate(fours):
         if lines and i * len(lines) % len(fours) == 0:
             fetch(builder, lines[i * len(lines) // len(fours)])
             keep_order(builder)
-        row = spread_at(builder, builder.add(start, I64(DEEP * number)), I32)
-        total = call(builder, DOT, SUMS, total, four, row)
-    return builder.sitofp(total, PRODUCTS)
+        inputs = spread_at(builder, builder.add(row, I64(DEEP * number)), I32, dots.lanes)
+        total = dots.add_group(builder, total, four, inputs, bits)
+    return dots.end(builder, total, bits, start)
 
 
-def block_tile_maker(count: int, form: int) -> Any:
+def group_sum(
+    builder: Any, form: int, fours: Any, lines: Any, mark: Any, ahead: Any, dots: VnniDots
+) -> Any:
+    """Sum of a row's products with a group, with the weights around their middle.
+
+    `lines` are the high and low parts of the row; `ahead` is prefetched.
+    """
+    bits = BITS[form]
+    total = line_sum(builder, bits, fours, lines[0], same(I32, 0, dots.lanes), ahead, dots)
+    total = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
+    if form == SIGNED4 or (form == SIGNED8 and not dots.signed):
+        middle = spread_at(builder, builder.add(mark, I64(8)), I32, dots.lanes)
+        total = builder.add(total, builder.shl(middle, same(I32, bits - 1, dots.lanes)))
+    total = line_sum(builder, bits, fours, lines[1], total, [], dots)
+    return builder.sitofp(total, dots.products)
+
+
+def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
     """Make the kernel of a block's outputs for `count` rows, which reads weights once."""
     size = piece_bytes(form)
     bits = BITS[form]
+    parts = dots.parts
+    vector = 4 * dots.lanes  # bytes
 
     def emit(
         builder: Any,
         weights: Any,
         groups: Any,
         rows: Any,
-        records: Any,
-        apart: Any,
+        stride: Any,
         out: Any,
         out_apart: Any,
         ahead: Any,
         pace: Any,
     ) -> None:
-        """Multiply int8 rows by the groups of a block.
+        """Multiply rows by the groups of a block.
 
-        Rows, and the records of their groups, are `apart` bytes apart, results, float32,
-        `out_apart` bytes; the next block lies at `ahead`, and `pace` is 0 if it is not prefetched.
+        The lines of rows are `stride` bytes apart, results, float32, `out_apart` bytes; the next
+        block lies at `ahead`, and `pace` is 0 if it is not prefetched.
         """
-        starts = [builder.add(rows, builder.mul(apart, I64(r))) for r in range(count)]
-        marks = [builder.add(records, builder.mul(apart, I64(r))) for r in range(count)]
+        starts = [
+            [
+                builder.add(rows, builder.mul(stride, I64(ROW_LINES * r + n)))
+                for n in range(ROW_LINES)
+            ]
+            for r in range(count)
+        ]
         far = builder.mul(pace, I64(size))
 
         def add_group(
             here: Any, there: Any, index: int, part: int, group: Any, made: list[Any]
         ) -> None:
             """Add the products of one group of a piece, for some lanes."""
-            shift = I64(LINE + index * group_bytes(form) + 4 * PLACES * part)
-            fours = weights_of(builder, builder.add(here, shift), bits)
+            shift = I64(LINE + index * group_bytes(form) + vector * part)
+            fours = weights_of(builder, builder.add(here, shift), bits, dots)
             lines = [
                 builder.add(there, builder.add(shift, I64(line * LINE)))
-                for line in range(len(fours) * bits // 8)
+                for line in range(len(fours) * bits // 8 if part == 0 else 0)
             ]
-            lanes = 2 * PLACES * part
-            scale = steps_at(builder, builder.add(here, I64(STEPS * index + lanes)))
+            lanes = vector // 2 * part
+            scale = steps_at(builder, builder.add(here, I64(STEPS * index + lanes)), dots.lanes)
             if form == MIN4:
-                low = steps_at(builder, builder.add(here, I64(STEPS + lanes)))
+                low = steps_at(builder, builder.add(here, I64(STEPS + lanes)), dots.lanes)
             for r in range(count):
-                mark = offset(builder, marks[r], group, RECORD)
-                start = offset(builder, starts[r], group, GROUP)
-                exact = group_sum(builder, form, fours, start, mark, [] if r else lines)
-                step = builder.fmul(scale, spread_at(builder, mark, F32))
-                at = r * PARTS + part
+                *integers, records = starts[r]
+                mark = offset(builder, records, group, RECORD)
+                inputs = [offset(builder, line, group, GROUP) for line in integers]
+                exact = group_sum(builder, form, fours, inputs, mark, [] if r else lines, dots)
+                step = builder.fmul(scale, spread_at(builder, mark, F32, dots.lanes))
+                at = r * parts + part
                 if form == MIN4:
-                    total = spread_at(builder, builder.add(mark, I64(4)), F32)
+                    total = spread_at(builder, builder.add(mark, I64(4)), F32, dots.lanes)
                     made[at] = fma(builder, low, total, made[at])
                 made[at] = fma(builder, exact, step, made[at])
 
@@ -178,27 +196,25 @@ def block_tile_maker(count: int, form: int) -> Any:
             made = list(held)
             for index in range(SPAN[form]):
                 group = builder.add(builder.mul(piece, I64(SPAN[form])), I64(index))
-                for part in range(PARTS):
+                for part in range(parts):
                     add_group(here, there, index, part, group, made)
             return made
 
         pieces = builder.sdiv(groups, I64(SPAN[form]))
-        sums = loop(builder, pieces, 1, [same(F32, 0.0, PLACES)] * (count * PARTS), body)
+        sums = loop(builder, pieces, 1, [same(F32, 0.0, dots.lanes)] * (count * parts), body)
         for r in range(count):
-            for part in range(PARTS):
+            for part in range(parts):
                 where = builder.add(out, builder.mul(out_apart, I64(r)))
-                where = builder.add(where, I64(4 * PLACES * part))
-                store(builder, sums[r * PARTS + part], where)
+                where = builder.add(where, I64(vector * part))
+                store(builder, sums[r * parts + part], where)
 
     return emit
 
 
-BLOCK_TILE = 8  # rows
-min4_tile, signed4_tile, signed8_tile = (
-    inline(
-        by_count(*(block_tile_maker(count, form) for count in range(1, BLOCK_TILE + 1))),
-        types.void,
-        *[types.int64] * 10,
-    )
-    for form in (MIN4, SIGNED4, SIGNED8)
-)
+def block_tile(form: int) -> Any:
+    """The kernel of a block's outputs for up to BLOCK_TILE rows."""
+    kernels = (block_tile_maker(count, form) for count in range(1, BLOCK_TILE + 1))
+    return inline(by_count(*kernels), types.void, *[types.int64] * 9)
+
+
+min4_tile, signed4_tile, signed8_tile = map(block_tile, FORMS)

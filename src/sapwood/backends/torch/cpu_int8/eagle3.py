@@ -170,7 +170,7 @@ class Int8Eagle3:
             self.logits(outputs)
 
     def tree_builder(self, embedding: Tensor) -> TreeBuilder | None:
-        """A builder of whole trees in one compiled call; None without VNNI."""
+        """A builder of whole trees in one compiled call; None without our kernels."""
         from sapwood.backends.torch.cpu_int8.tree_builder import builder_for
 
         return builder_for(self, embedding)
@@ -190,7 +190,7 @@ class Int8Eagle3:
         return self.head(entered).mul_(scales)
 
     def best(self, outputs: Tensor, count: int) -> tuple[IntArray, FloatArray] | None:
-        """Best tokens of each row and their probs, both [rows, count]; None without VNNI."""
+        """Best tokens of each row and their probs, both [rows, count]; None without our kernels."""
         if not self.midlayer.streamed:
             return None
         _, ids, chances = self._speak(outputs, min(count, self.head.outputs))

@@ -12,10 +12,18 @@ from torch import Tensor
 
 from sapwood.backends.torch.cpu_int8.block_gemm import multiply_groups
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear
+from sapwood.backends.torch.cpu_int8.block_tile import ROW_LINES
 from sapwood.backends.torch.cpu_int8.forward import put_row
 from sapwood.backends.torch.cpu_int8.int8_gemm import multiply, multiply_fine
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear
-from sapwood.backends.torch.cpu_int8.pass_args import BLOCKS, GATE_UP, GROUPED, INPUTS, SPLIT, WHOLE
+from sapwood.backends.torch.cpu_int8.pass_args import (
+    BLOCKS,
+    GATE_UP,
+    GROUPED,
+    INPUTS,
+    SPLIT,
+    WHOLE,
+)
 from sapwood.backends.torch.cpu_int8.pointwise import (
     FAR,
     F,
@@ -168,7 +176,7 @@ def route_rows(extra: Any, work: Any, room: Any, layer: int, start: int, stop: i
 @inlined
 def copy_rows(work: Any, room: Any, form: int, start: int, stop: int) -> None:
     """Copy the integers and scales of some rows to the places of their experts."""
-    lines = 1 if form == WHOLE else 2
+    lines = 1 if form == WHOLE else ROW_LINES if form == GROUPED else 2
     for r in range(start, stop):
         for j in range(room.slots.shape[1]):
             slot = room.slots[r, j]
@@ -192,7 +200,7 @@ def expert_products(
         high = min(stop - place * blocks, blocks)
         out = work.products[first:]
         if where[INPUTS] == GROUPED:
-            multiply_groups(where, rows[2 * first :], count, low, high, out, -1)
+            multiply_groups(where, rows[ROW_LINES * first :], count, low, high, out, -1)
         elif where[INPUTS] == SPLIT:
             multiply_fine(where, rows[2 * first :], count, low, high, out, -1)
         else:

@@ -97,7 +97,7 @@ EXPERT_STAGES = (
 )  # fmt: skip
 WIDEST = 256  # head width with a vector kernel beside those of `int_attention`
 NOTHING = 1  # of a stage: no output of a sublayer has to be added
-products_256 = products_maker(WIDEST, IntKeys)
+products_256 = products_maker(WIDEST, IntKeys())
 
 
 # -------------------------------------------------------------------------------------------- rows

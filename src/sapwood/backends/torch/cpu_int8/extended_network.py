@@ -24,6 +24,7 @@ from sapwood.backends.torch.cpu_int8.int8_gemm import StreamedMatrix
 from sapwood.backends.torch.cpu_int8.int_attention import WIDTHS
 from sapwood.backends.torch.cpu_int8.network import Int8Layer, Int8Network
 from sapwood.backends.torch.cpu_int8.pass_args import (
+    MOST_LINES,
     ExtraScratch,
     ExtraTables,
     PassScratch,
@@ -129,7 +130,7 @@ class ExtendedRunner(PassRunnerCpu):
             slots=np.empty((rows, chosen), np.int64),
             firsts=np.empty(experts + 1, np.int64),
             active=np.empty(experts + 1, np.int64),
-            routed=aligned(2 * places, self.longest, dtype=np.uint8),
+            routed=aligned(MOST_LINES * places, self.longest, dtype=np.uint8),
             scales=np.empty(places, np.float32),
         )
 
@@ -139,7 +140,7 @@ class ExtendedRunner(PassRunnerCpu):
         if (places := rows * self.sizes.chosen) > rows:
             found |= {
                 "entered": np.empty((places, self.longest), np.float32),
-                "whole": aligned(2 * places, self.longest, dtype=np.uint8),
+                "whole": aligned(MOST_LINES * places, self.longest, dtype=np.uint8),
                 "products": np.empty((places, self.widest), np.float32),
             }
         return found

@@ -12,6 +12,7 @@ import numpy as np
 
 from sapwood.backends.torch.cpu_int8.attention_pass import read, spread
 from sapwood.backends.torch.cpu_int8.block_gemm import multiply_groups, put_groups
+from sapwood.backends.torch.cpu_int8.block_tile import ROW_LINES
 from sapwood.backends.torch.cpu_int8.int8_gemm import multiply, multiply_fine, put, put_fine
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, LINE, borrow
 from sapwood.backends.torch.cpu_int8.pass_args import (
@@ -47,7 +48,7 @@ PIECE = 64 * 1024  # bytes of weights in one item
 def put_row(row: Any, place: Any, out: Any, r: int) -> None:
     """Quantise a row in [-1, 1] for a layer."""
     if place[INPUTS] == GROUPED:
-        put_groups(row, out[2 * r : 2 * r + 2])
+        put_groups(row, out[ROW_LINES * r : ROW_LINES * (r + 1)])
     elif place[INPUTS] == SPLIT:
         put_fine(row, out[2 * r : 2 * r + 2])
     else:

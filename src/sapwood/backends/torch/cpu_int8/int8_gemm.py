@@ -1,7 +1,8 @@
 """Int8 matrix products for few rows: weights are stored in the order in which they are read.
 
 Outputs go in blocks of sixteen, inputs in fours: [blocks, inputs / 4, 16, 4] bytes. Rows are
-integers from 1 to 255 around a zero point of 128, which is subtracted with the sums of the weights.
+integers from 1 to 255 around a zero point of 128, which is subtracted with the sums of the weights,
+or from the rows where the target multiplies signed bytes.
 Sums are exact in any order, and rounding and scaling are those of FBGEMM's layers, so both give the
 same bits.
 """
@@ -12,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sapwood.backends.torch.cpu_int8.cpu_target import TARGET
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS
 from sapwood.backends.torch.cpu_int8.intrinsics import (
     BLOCK,
     DEEP,
     FINE_TILE,
-    LANES,
     LINE,
     TILE,
     fine_tile,
@@ -29,11 +31,12 @@ from sapwood.backends.torch.cpu_int8.thread_team import address, aligned
 # of the input quantisation: 1..255 stand for -1..1
 STEP = 1 / GRID
 ZERO = 128
+SHIFT = DOTS.shift  # subtracted from the integers of rows
 
 
 def available() -> bool:
-    """True if this processor has VNNI."""
-    return LANES > 0
+    """True if this processor runs our kernels: x86 with AVX2, AVX-VNNI or AVX-512 VNNI."""
+    return TARGET is not None
 
 
 class StreamedMatrix:
@@ -85,7 +88,7 @@ class StreamedMatrix:
 @inlined
 def near(value: Any) -> Any:
     """Quantise a number in [-1, 1]: multiply-add with one rounding, then rint, as FBGEMM."""
-    return np.uint8(np.int32(np.rint(once(value, F(GRID), F(ZERO)))))
+    return np.uint8(np.int32(np.rint(once(value, F(GRID), F(ZERO)))) - np.int32(SHIFT))
 
 
 @compiled

@@ -10,7 +10,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from sapwood.backends.torch.cpu_int8 import simd as v
-from sapwood.backends.torch.cpu_int8.intrinsics import LANES
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots
 from sapwood.backends.torch.cpu_int8.pointwise import FAR, UNIT
 from sapwood.backends.torch.cpu_int8.simd import (
     F32,
@@ -33,12 +33,10 @@ SHORT = (1 << 15) - 1  # largest int16
 STRIP = 64  # elements of a value that are summed at once
 HEADS = 4  # heads whose weighted sums are computed together
 FOUR = 4  # elements of a shuffle lane
-PLACES = LANES or WIDE  # sums of two products in one instruction
-DOT = f"llvm.x86.avx512.vpdpwssd.{32 * (LANES or WIDE)}"
 
 
 # ---------------------------------------------------------------------------------------- products
-def fold(builder: Any, sums: list[Any], add: Any) -> Any:
+def fold(builder: Any, sums: list[Any], words: "IntKeys | FloatKeys") -> Any:
     """Horizontal sums of as many vectors as they have lanes, as one vector.
 
     Neighbours are added first, inside fours, which shuffle quickly, then whole fours.
@@ -49,7 +47,11 @@ def fold(builder: Any, sums: list[Any], add: Any) -> Any:
             first, second = neighbours(count, size)
             pairs = list(zip(sums[::2], sums[1::2], strict=True))
             sums = [
-                add(builder.shuffle_vector(*two, first), builder.shuffle_vector(*two, second))
+                words.add(
+                    builder,
+                    builder.shuffle_vector(*two, first),
+                    builder.shuffle_vector(*two, second),
+                )
                 for two in pairs
             ]
     return sums[0]
@@ -73,30 +75,30 @@ def neighbours(count: int, size: int) -> list[ir.Constant]:
 class IntKeys:
     """Dot products of int16 queries and keys."""
 
-    # bytes of a number, sums side by side, what is loaded at once
-    size = 2
-    count = PLACES
-    kind = v.wide(I32, PLACES)
-    zero = same(I32, 0, PLACES)
-    total = f"llvm.vector.reduce.add.v{PLACES}i32"
+    size = 2  # bytes of a number
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-        self.add = builder.add
+    def __init__(self, dots: VnniDots = DOTS) -> None:
+        self.dots = dots
+        self.count = dots.lanes  # sums side by side
+        self.kind = dots.sums  # what is loaded at once
+        self.zero = same(I32, 0, dots.lanes)
 
-    def dot(self, total: Any, query: Any, key: Any) -> Any:
+    def add(self, builder: Any, left: Any, right: Any) -> Any:
+        """Sum of two sums."""
+        return builder.add(left, right)
+
+    def dot(self, builder: Any, total: Any, query: Any, key: Any) -> Any:
         """Total plus products."""
-        return call(self.builder, DOT, self.kind, total, query, key)
+        return self.dots.add_shorts(builder, total, query, key)
 
-    def settle(self, total: Any) -> Any:
+    def settle(self, builder: Any, total: Any) -> Any:
         """Sums as float32."""
-        return self.builder.sitofp(
-            total, v.wide(F32, PLACES) if isinstance(total.type, ir.VectorType) else F32
-        )
+        vector = isinstance(total.type, ir.VectorType)
+        return builder.sitofp(total, self.dots.products if vector else F32)
 
-    def sum(self, total: Any) -> Any:
+    def sum(self, builder: Any, total: Any) -> Any:
         """The sum of sums side by side."""
-        return call(self.builder, self.total, I32, total)
+        return call(builder, f"llvm.vector.reduce.add.v{self.count}i32", I32, total)
 
 
 class FloatKeys:
@@ -107,34 +109,33 @@ class FloatKeys:
     kind = v.wide(F32)
     zero = same(F32, 0.0)
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-        self.add = builder.fadd
+    def add(self, builder: Any, left: Any, right: Any) -> Any:
+        """Sum of two sums."""
+        return builder.fadd(left, right)
 
-    def dot(self, total: Any, query: Any, key: Any) -> Any:
+    def dot(self, builder: Any, total: Any, query: Any, key: Any) -> Any:
         """Total plus products."""
-        return call(self.builder, "llvm.fma.v16f32", self.kind, query, key, total)
+        return call(builder, "llvm.fma.v16f32", self.kind, query, key, total)
 
-    def settle(self, total: Any) -> Any:
+    def settle(self, builder: Any, total: Any) -> Any:
         """Sums as they are."""
         return total
 
-    def sum(self, total: Any) -> Any:
+    def sum(self, builder: Any, total: Any) -> Any:
         """The sum of sums side by side."""
-        return call(self.builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(0.0), total)
+        return call(builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(0.0), total)
 
 
-def products_maker(width: int, numbers: Any) -> Any:
+def products_maker(width: int, words: IntKeys | FloatKeys) -> Any:
     """Make the kernel of products of queries and keys for one width and type."""
     # bytes of a key, and of what is loaded at once
-    size = numbers.size * width
-    step = 4 * numbers.count
+    size = words.size * width
+    step = 4 * words.count
 
     def emit(
         builder: Any, queries: Any, places: Any, keys: Any, count: Any, out: Any, apart: Any
     ) -> None:
         """Products of queries [places, width] and keys [count, width], rows `apart` floats."""
-        words = numbers(builder)
         full = builder.and_(count, I64(-WIDE))
 
         def load_all(address: Any) -> list[Any]:
@@ -146,7 +147,7 @@ def products_maker(width: int, numbers: Any) -> Any:
         def dot(query: list[Any], key: Any) -> Any:
             total = words.zero
             for left, right in zip(query, load_all(key), strict=True):
-                total = words.dot(total, left, right)
+                total = words.dot(builder, total, left, right)
             return total
 
         def each(first: Any, many: int) -> Carried:
@@ -158,10 +159,10 @@ def products_maker(width: int, numbers: Any) -> Any:
                 target = offset(builder, out, builder.add(builder.mul(place, apart), first), 4)
                 sums = [dot(query, builder.add(here, I64(size * i))) for i in range(many)]
                 if many == 1:
-                    v.store(builder, words.settle(words.sum(sums[0])), target)
+                    v.store(builder, words.settle(builder, words.sum(builder, sums[0])), target)
                     return []
                 for i in range(0, many, words.count):
-                    made = words.settle(fold(builder, sums[i : i + words.count], words.add))
+                    made = words.settle(builder, fold(builder, sums[i : i + words.count], words))
                     v.store(builder, made, builder.add(target, I64(4 * i)))
                 return []
 
@@ -179,8 +180,8 @@ def products_maker(width: int, numbers: Any) -> Any:
     return v.inline(emit, types.void, *[types.int64] * 6)
 
 
-products_64, products_128 = (products_maker(width, IntKeys) for width in WIDTHS)
-float_products_64, float_products_128 = (products_maker(width, FloatKeys) for width in WIDTHS)
+products_64, products_128 = (products_maker(width, IntKeys()) for width in WIDTHS)
+float_products_64, float_products_128 = (products_maker(width, FloatKeys()) for width in WIDTHS)
 
 
 # ----------------------------------------------------------------------------------------- weights

@@ -9,45 +9,43 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from sapwood.backends.torch.cpu_int8 import simd as v
-from sapwood.backends.torch.cpu_int8.int_attention import DOT, HEADS, PLACES, STRIP
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots
+from sapwood.backends.torch.cpu_int8.int_attention import HEADS, STRIP
 from sapwood.backends.torch.cpu_int8.simd import (
-    F32,
     I16,
     I32,
     I64,
     Carried,
-    call,
     load,
     offset,
     same,
 )
 
 
-def meshed(half: int) -> ir.Constant:
+def meshed(half: int, lanes: int) -> ir.Constant:
     """Shuffle mask that interleaves one half of every eight int16 of two vectors."""
-    eights = range(0, 2 * PLACES, 8)
-    apart = (0, 2 * PLACES)
+    eights = range(0, 2 * lanes, 8)
+    apart = (0, 2 * lanes)
     return ir.Constant(
-        v.wide(I32, 2 * PLACES),
+        v.wide(I32, 2 * lanes),
         [at + 4 * half + i + start for at in eights for i in range(4) for start in apart],
     )
 
 
-def in_order(half: int) -> ir.Constant:
+def in_order(half: int, lanes: int) -> ir.Constant:
     """Shuffle mask that restores the element order of one half of the sums."""
-    fours = range(half * PLACES // 8, (half + 1) * PLACES // 8)
+    fours = range(half * lanes // 8, (half + 1) * lanes // 8)
     return ir.Constant(
-        v.wide(I32, PLACES),
-        [start + 4 * at + i for at in fours for start in (0, PLACES) for i in range(4)],
+        v.wide(I32, lanes),
+        [start + 4 * at + i for at in fours for start in (0, lanes) for i in range(4)],
     )
 
 
-def int_sums_maker(places: int) -> Any:
+def int_sums_maker(places: int, dots: VnniDots = DOTS) -> Any:
     """Make the kernel of int16 weighted sums for several heads, two keys at a time."""
-    count = STRIP // (2 * PLACES)  # vectors of a value
-    shorts = v.wide(I16, 2 * PLACES)
-    ints = v.wide(I32, PLACES)
-    floats = v.wide(F32, PLACES)
+    lanes = dots.lanes
+    count = STRIP // (2 * lanes)  # vectors of a value
+    shorts = v.wide(I16, 2 * lanes)
 
     def emit(
         builder: Any, weights: Any, apart: Any, values: Any, size: Any, keys: Any, out: Any
@@ -61,17 +59,17 @@ def int_sums_maker(places: int) -> Any:
             both = []
             for i in range(count):
                 two = [
-                    load(builder, builder.add(key, I64(4 * PLACES * i)), shorts)
+                    load(builder, builder.add(key, I64(4 * lanes * i)), shorts)
                     for key in (first, second)
                 ]
                 both += [
-                    builder.bitcast(builder.shuffle_vector(*two, meshed(half)), ints)
+                    builder.bitcast(builder.shuffle_vector(*two, meshed(half, lanes)), dots.sums)
                     for half in (0, 1)
                 ]
-            wide = [v.spread(builder, pair, PLACES) for pair in pairs]
+            wide = [v.spread(builder, pair, lanes) for pair in pairs]
             terms = [(value, pair) for pair in wide for value in both]
             return [
-                call(builder, DOT, ints, total, *term)
+                dots.add_shorts(builder, total, *term)
                 for total, term in zip(held, terms, strict=True)
             ]
 
@@ -87,14 +85,16 @@ def int_sums_maker(places: int) -> Any:
             ]
             return add(here, here, pairs, held)
 
-        sums = v.loop(builder, even, 2, [same(I32, 0, PLACES)] * (places * 2 * count), body)
+        sums = v.loop(builder, even, 2, [same(I32, 0, lanes)] * (places * 2 * count), body)
         sums = v.loop(builder, builder.sub(keys, even), 1, sums, rest)
         for i in range(len(sums)):
-            total = builder.shuffle_vector(sums[i & -2], sums[i | 1], in_order(i & 1))
-            target = builder.add(out, I64(4 * PLACES * i))
+            total = builder.shuffle_vector(sums[i & -2], sums[i | 1], in_order(i & 1, lanes))
+            target = builder.add(out, I64(4 * lanes * i))
             v.store(
                 builder,
-                builder.fadd(load(builder, target, floats), builder.sitofp(total, floats)),
+                builder.fadd(
+                    load(builder, target, dots.products), builder.sitofp(total, dots.products)
+                ),
                 target,
             )
 

@@ -1,16 +1,17 @@
-"""LLVM intrinsics for compiled code: VNNI dot products, atomics, PAUSE and prefetch.
+"""LLVM intrinsics for compiled code: tiles of int8 products, atomics, PAUSE and prefetch.
 
 Memory is passed by address, so that calls need no array argument for each layer.
 """
 
-import platform
 from collections.abc import Sequence
 from typing import Any
 
-from llvmlite import binding, ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from sapwood.backends.torch.cpu_int8.cpu_target import TARGET, TARGETS, X86
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots
 from sapwood.backends.torch.cpu_int8.pointwise import GRID
 from sapwood.backends.torch.cpu_int8.simd import (
     F32,
@@ -28,30 +29,14 @@ from sapwood.backends.torch.cpu_int8.simd import (
     same,
     spread,
     store,
-    wide,
 )
 
 BLOCK = 16  # outputs that are computed together
 DEEP = 4  # inputs of one dot-product instruction
 LINE = BLOCK * DEEP  # bytes of weights of one load
-X86 = platform.machine() in ("x86_64", "AMD64")
 SHARE = 1 / (2 * GRID)  # scale of the remainders of split rows
-
-
-def lanes() -> int:
-    """Lanes of the VNNI dot-product instruction; 0 if the processor has none."""
-    found = binding.get_host_cpu_features()
-    if found.get("avx512vnni"):
-        return 16
-    return 8 if found.get("avxvnni") else 0
-
-
-LANES = lanes()
-PLACES = LANES or BLOCK
-PARTS = BLOCK // PLACES  # instructions for the sums of a block
-SUMS = wide(I32, PLACES)
-PRODUCTS = wide(F32, PLACES)
-DOT = f"llvm.x86.avx512.vpdpbusd.{32 * PLACES}"
+TILE = (TARGET or TARGETS[0]).rows
+FINE_TILE = TILE // 2
 
 
 # ------------------------------------------------------------------------------------- dot products
@@ -62,27 +47,36 @@ def fetch(builder: Any, address: Any) -> None:
 
 
 def emit_outputs(
-    builder: Any, sums: Sequence[Any], scales: Any, zeros: Any, out: Any, apart: Any, fine: bool
+    builder: Any,
+    dots: VnniDots,
+    sums: Sequence[Any],
+    scales: Any,
+    zeros: Any,
+    out: Any,
+    apart: Any,
+    fine: bool,
 ) -> None:
     """Subtract the zero point, scale and store the sums of rows; add pairs of fine rows."""
-    scale = load(builder, scales, PRODUCTS)
-    zero = load(builder, zeros, SUMS)
+    scale = load(builder, scales, dots.products)
+    zero = load(builder, zeros, dots.sums)
     made = [
-        builder.fmul(builder.sitofp(builder.sub(total, zero), PRODUCTS), scale) for total in sums
+        builder.fmul(builder.sitofp(dots.centre(builder, total, zero), dots.products), scale)
+        for total in sums
     ]
     if fine:
         pairs = zip(made[::2], made[1::2], strict=True)
-        part = same(F32, SHARE, PLACES)
+        part = same(F32, SHARE, dots.lanes)
         made = [builder.fadd(near, builder.fmul(rest, part)) for near, rest in pairs]
     for r, products in enumerate(made):
         store(builder, products, builder.add(out, builder.mul(apart, I64(r))))
 
 
-def tile_maker(count: int, fine: bool) -> Any:
+def tile_maker(count: int, fine: bool, dots: VnniDots = DOTS) -> Any:
     """Make the kernel of a block's outputs for `count` rows, which reads weights once.
 
     Fine rows arrive in pairs, rounded row and remainder, whose outputs are added.
     """
+    size = 4 * dots.lanes  # bytes of a vector
 
     def emit(
         builder: Any,
@@ -97,7 +91,7 @@ def tile_maker(count: int, fine: bool) -> Any:
         ahead: Any,
         pace: Any,
     ) -> None:
-        """Multiply uint8 rows, `stride` bytes apart, by a block int8 [depth, BLOCK, DEEP].
+        """Multiply rows of bytes, `stride` apart, by a block int8 [depth, BLOCK, DEEP].
 
         Results are float32, `apart` bytes apart; `pace` bytes a step are prefetched from `ahead`.
         """
@@ -108,32 +102,32 @@ def tile_maker(count: int, fine: bool) -> Any:
             here = offset(builder, weights, step, LINE)
             made = []
             parts = [
-                load(builder, builder.add(here, I64(4 * PLACES * i)), SUMS, 4 * PLACES)
-                for i in range(PARTS)
+                dots.prepare(
+                    builder, load(builder, builder.add(here, I64(size * i)), dots.sums, size)
+                )
+                for i in range(dots.parts)
             ]
             for r, start in enumerate(starts):
-                row = spread(
-                    builder, load(builder, offset(builder, start, step, DEEP), I32, DEEP), PLACES
-                )
+                four = load(builder, offset(builder, start, step, DEEP), I32, DEEP)
+                row = spread(builder, four, dots.lanes)
                 made += [
-                    call(builder, DOT, SUMS, held[r * PARTS + i], row, part)
+                    dots.add_row(builder, held[r * dots.parts + i], row, part)
                     for i, part in enumerate(parts)
                 ]
             return made
 
-        sums = loop(builder, depth, 1, [same(I32, 0, PLACES)] * (count * PARTS), body)
-        for i in range(PARTS):
+        none = [same(I32, 0, dots.lanes)] * (count * dots.parts)
+        sums = loop(builder, depth, 1, none, body)
+        for i in range(dots.parts):
             scale, zero, target = (
-                builder.add(base, I64(4 * PLACES * i)) for base in (scales, zeros, out)
+                builder.add(base, I64(size * i)) for base in (scales, zeros, out)
             )
-            emit_outputs(builder, sums[i::PARTS], scale, zero, target, apart, fine)
+            emit_outputs(builder, dots, sums[i :: dots.parts], scale, zero, target, apart, fine)
 
     return emit
 
 
-# one for every number of rows: a remainder in two tiles would take longer than eight rows in one
-TILE = 8  # rows
-FINE_TILE = 4
+# one for every number of rows: a remainder in two tiles would take longer than all in one
 tile = inline(
     by_count(*(tile_maker(count, fine=False) for count in range(1, TILE + 1))),
     types.void,

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights, by our VNNI kernels or by FBGEMM in torch.
+"""Linear layers with int8 weights, by our kernels or, to compare them with, by FBGEMM in torch.
 
 A row is scaled to [-1, 1] by its own largest magnitude, so one fixed grid of 255 steps serves all
 rows and a row's result does not depend on its neighbours: outputs are sums of integers, exact in
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cpu_int8 import int8_gemm, pointwise
+from sapwood.backends.torch.cpu_int8.cpu_target import HAS_AVX2
 from sapwood.backends.torch.cpu_int8.int8_gemm import STEP, ZERO, StreamedMatrix
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.pass_args import SPLIT, WHOLE
@@ -137,5 +138,5 @@ def kernel() -> Any:
 def available() -> bool:
     """True if int8 layers can be run here."""
     return int8_gemm.available() or (
-        ENGINE in torch.backends.quantized.supported_engines and kernel() is not None
+        HAS_AVX2 and ENGINE in torch.backends.quantized.supported_engines and kernel() is not None
     )

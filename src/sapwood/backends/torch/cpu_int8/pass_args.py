@@ -8,6 +8,7 @@ BLOCKS = 3
 DEPTH = 4
 INPUTS = 5
 WHOLE, SPLIT, GROUPED = range(3)  # inputs: an int8 row, a row and its remainder, groups of 32
+MOST_LINES = 3  # lines of bytes of a row, in any form
 FIRST, COUNT, LENGTH, SINCE, RUN, RUNS, SEEN, PLANES, SIZES, SLOTS = range(10)  # columns of pieces
 
 
@@ -68,7 +69,7 @@ class ExtraScratch(NamedTuple):
     slots: Any  # [rows, chosen] int64, places among the rows of all experts
     firsts: Any  # [experts + 1] int64, first place of each expert
     active: Any  # [1 + experts] int64, number of experts with rows, and these
-    routed: Any  # [2 * rows * chosen, longest input] uint8, quantised rows at their places
+    routed: Any  # [MOST_LINES * rows * chosen, longest input] uint8, quantised rows at their places
     scales: Any  # [rows * chosen], of the inputs at their places
 
 
@@ -79,7 +80,7 @@ class PassScratch(NamedTuple):
     kept: Any  # [kept layers, rows, width], out
     stream: Any  # [rows, width], in and out
     entered: Any  # [rows, longest input], inputs of a layer
-    whole: Any  # [2 * rows, longest input] uint8, the same quantised
+    whole: Any  # [MOST_LINES * rows, longest input] uint8, the same quantised
     products: Any  # [rows, most outputs], outputs of a layer
     scales: Any  # [rows], scales of the outputs
     queries: Any  # [rows, heads, head width] int16

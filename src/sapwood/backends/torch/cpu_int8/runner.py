@@ -17,7 +17,12 @@ from sapwood.backends.torch.cpu_int8.forward import forward, plan_stages
 from sapwood.backends.torch.cpu_int8.int_attention import STRIP, WIDTHS
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear
-from sapwood.backends.torch.cpu_int8.pass_args import NetworkTables, PassScratch, SessionTables
+from sapwood.backends.torch.cpu_int8.pass_args import (
+    MOST_LINES,
+    NetworkTables,
+    PassScratch,
+    SessionTables,
+)
 from sapwood.backends.torch.cpu_int8.thread_team import (
     COUNTERS,
     PREFETCHER,
@@ -224,7 +229,7 @@ class PassRunnerCpu:
         strip = STRIP if net.head_width in self.widths else net.head_width
         return {
             "entered": np.empty((rows, self.longest), np.float32),
-            "whole": aligned(2 * rows, self.longest, dtype=np.uint8),
+            "whole": aligned(MOST_LINES * rows, self.longest, dtype=np.uint8),
             "products": np.empty((rows, self.widest), np.float32),
             "scales": np.empty(rows, np.float32),
             "queries": aligned(rows, net.heads, net.head_width, dtype=np.int16),

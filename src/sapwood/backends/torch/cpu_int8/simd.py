@@ -13,6 +13,9 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+# before anything is compiled
+from sapwood.backends.torch.cpu_int8 import cpu_target  # noqa: F401
+
 POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
 WIDE = 16  # elements of a vector
 LOWEST = -3.4e38  # below every compared value

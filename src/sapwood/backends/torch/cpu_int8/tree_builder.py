@@ -193,7 +193,7 @@ class CpuTreeBuilder:
 
 
 def builder_for(head: Any, embedding: Tensor) -> CpuTreeBuilder | None:
-    """A tree builder of an int8 head; None without VNNI or for other shapes."""
+    """A tree builder of an int8 head; None without our kernels or for other shapes."""
     streamed = head.midlayer.streamed and head.config.shape.head_width in WIDTHS
     able = streamed and head.fc.bias is None and embedding.dtype == torch.float32
     return CpuTreeBuilder(head, embedding) if able else None

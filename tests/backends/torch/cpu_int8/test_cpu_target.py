@@ -1,0 +1,143 @@
+"""Kernels for AVX2 and AVX-VNNI: the bits of this processor's own, and which ones are chosen."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import njit, types
+
+from sapwood.backends.torch.cpu_int8 import int8_gemm
+from sapwood.backends.torch.cpu_int8.block_gemm import group_products, round_groups
+from sapwood.backends.torch.cpu_int8.block_tile import FORMS, GROUP, ROW_LINES, block_tile_maker
+from sapwood.backends.torch.cpu_int8.cpu_target import TARGET, TARGETS, CpuTarget, choose
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots, dots_of
+from sapwood.backends.torch.cpu_int8.int_attention import IntKeys, products_maker
+from sapwood.backends.torch.cpu_int8.int_values import int_sums_maker
+from sapwood.backends.torch.cpu_int8.intrinsics import tile_maker
+from sapwood.backends.torch.cpu_int8.linear import Int8Linear, SplitLinear
+from sapwood.backends.torch.cpu_int8.simd import inline
+from sapwood.errors import SapwoodError
+from tests.helpers.int4_blocks import packed_blocks, random_strip
+
+AVX512, AVXVNNI, AVX2 = TARGETS
+EVERYTHING = dict.fromkeys(("avx2", "avxvnni", "avx512vnni"), True)
+runs = pytest.mark.skipif(not int8_gemm.available(), reason="no processor for these kernels")
+INT = types.int64
+
+
+# ------------------------------------------------------------------------------------------ choice
+def test_the_best_instructions_are_taken() -> None:
+    assert choose(None, EVERYTHING) is AVX512
+    assert choose(None, EVERYTHING | {"avx512vnni": False}) is AVXVNNI
+    assert choose(None, {"avx2": True}) is AVX2
+    assert choose(None, {}) is None
+
+
+def test_a_target_can_be_forced() -> None:
+    assert choose("avx2", EVERYTHING) is AVX2
+    assert choose("none", EVERYTHING) is None
+    with pytest.raises(SapwoodError, match="SAPWOOD_CPU=avx512 cannot be run"):
+        choose("avx512", {"avx2": True})
+
+
+# ------------------------------------------------------------------------------------------- bits
+def others() -> list[CpuTarget]:
+    """Targets beside the chosen one that this processor runs."""
+    better = TARGETS.index(TARGET) if TARGET else len(TARGETS)
+    plain = TARGET is AVX512  # AVX-512 has the 256-bit forms of AVX-VNNI's instructions
+    return [target for target in TARGETS[better + 1 :] if plain or not target.vnni]
+
+
+def int8_tiles(dots: VnniDots) -> Any:
+    """Products of three rows, and of three fine rows, by the kernels of a target."""
+    whole, fine = (
+        inline(tile_maker(count, is_fine, dots), types.void, *[INT] * 10)
+        for count, is_fine in ((3, False), (6, True))
+    )
+
+    @njit
+    def run(where: Any, rows: Any, out: Any, is_fine: bool) -> None:
+        for block in range(where[3]):
+            weights = where[0] + block * where[4] * 64
+            scales = where[1] + 64 * block
+            zeros = where[2] + 64 * block
+            here = rows.ctypes.data
+            there = out.ctypes.data + 64 * block
+            apart = 4 * out.shape[1]
+            if is_fine:
+                fine(weights, scales, zeros, where[4], here, rows.shape[1], there, apart, here, 0)
+            else:
+                whole(weights, scales, zeros, where[4], here, rows.shape[1], there, apart, here, 0)
+
+    return run
+
+
+@runs
+@pytest.mark.parametrize("target", others(), ids=lambda target: target.name)
+def test_products_in_int8_have_the_same_bits(target: CpuTarget) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(48, 96)
+    weight[0] = weight.abs().max()  # the largest products of all: every pair is at its limit
+    x = torch.rand(3, 96) * 2 - 1
+    x[0] = 1
+    x[1] = -1
+    dots = dots_of(target)
+    run = int8_tiles(dots)
+    for kind in (Int8Linear, SplitLinear):
+        linear = kind(weight)
+        grid = np.zeros(((1 + kind.fine) * 3, 96), np.uint8)
+        int8_gemm.round_rows(x.numpy(), kind.fine, grid)
+        out = np.empty((3, 48), np.float32)
+        run(linear.packed.where, grid + np.uint8((DOTS.shift - dots.shift) % 256), out, kind.fine)
+        np.testing.assert_array_equal(out, linear(x).numpy())
+
+
+@runs
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("target", others(), ids=lambda target: target.name)
+def test_products_of_groups_have_the_same_bits(target: CpuTarget, form: int) -> None:
+    matrix = packed_blocks(random_strip(form, 32, 4))
+    matrix.bytes[-64:] = 255  # the largest weights of all
+    tile = inline(block_tile_maker(3, form, dots_of(target)), types.void, *[INT] * 8)
+    noise = np.random.default_rng(0)
+    rows = noise.normal(size=(3, 4 * GROUP)).astype(np.float32)
+    rows[0] = 1
+    rows[1] = -1
+    whole = np.zeros((ROW_LINES * 3, 4 * GROUP), np.uint8)
+    round_groups(rows, whole)
+
+    @njit
+    def run(table: Any, rows: Any, out: Any) -> None:
+        here = rows.ctypes.data
+        for block in range(table.shape[0] - 1):
+            there = out.ctypes.data + 64 * block
+            tile(table[block, 0], 4, here, rows.shape[1], there, 4 * out.shape[1], here, 0)
+
+    out = np.empty((3, 32), np.float32)
+    run(matrix.table, whole, out)
+    np.testing.assert_array_equal(out, group_products(matrix, rows))
+
+
+@runs
+@pytest.mark.parametrize("target", [*others(), TARGET], ids=lambda target: target.name)
+def test_attention_is_exact(target: CpuTarget) -> None:
+    dots = dots_of(target)
+    products = products_maker(64, IntKeys(dots))
+    sums = inline(int_sums_maker(2, dots), types.void, *[INT] * 6)
+
+    @njit
+    def run(queries: Any, keys: Any, out: Any, weights: Any, totals: Any) -> None:
+        at = keys.ctypes.data
+        many = keys.shape[0]
+        products(queries.ctypes.data, 2, at, many, out.ctypes.data, many)
+        sums(weights.ctypes.data, many, at, 2 * 64, many, totals.ctypes.data)
+
+    noise = np.random.default_rng(0)
+    queries, keys = (noise.integers(-511, 512, (count, 64)).astype(np.int16) for count in (2, 37))
+    weights = noise.integers(0, 800, (2, 37)).astype(np.int16)
+    out = np.empty((2, 37), np.float32)
+    totals = np.zeros((2, 64), np.float32)
+    run(queries, keys, out, weights, totals)
+    np.testing.assert_array_equal(out, queries.astype(np.int64) @ keys.T.astype(np.int64))
+    np.testing.assert_array_equal(totals, weights.astype(np.int64) @ keys.astype(np.int64))
