@@ -8,7 +8,7 @@ all coins of the rule on the drafted tree, each with its probability, give the e
 accepted tokens for that tree. What is left to chance are the texts and the draws of the drafter,
 which rules of the same kind of draws share. Intervals are over prompts.
 
-Trees are a chain of 6, pairs on three levels (14 nodes), and threes, twos and ones (21 nodes). The
+Trees are a chain of 6, pairs on three levels (14 nodes), and threes, twos and ones (15 nodes). The
 order that theory gives is checked in pairs of rules on the same tree.
 """
 
@@ -16,7 +16,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ from sapwood.spec_parser import read
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 LONGEST = 240  # tokens of a prompt, so that prefill does not take most of the time
+UNLIKELY = 1e-9  # probability of a token that shares a symbol with others like it
 SMALLEST = 1e-5  # branches of the enumeration below this probability are left out
 TREES = {"chain": [1] * 6, "pairs": [2, 2, 2], "threes": [3, 2, 1]}
 # rules by kind of draws; {shape} is that of the tree
@@ -92,7 +93,8 @@ class BranchRng:
     tokens are one option.
     """
 
-    def __init__(self, tree: Tree, script: Sequence[int]) -> None:
+    def __init__(self, tree: Tree, script: Sequence[int], symbols: int) -> None:
+        self.symbols = symbols  # of the vocabulary
         self.tokens: list[int] = sorted(set(tree.tokens[1:].tolist()))
         self.script = list(script)
         self.at = 0
@@ -105,7 +107,7 @@ class BranchRng:
 
     def pick(self, probs: FloatArray, place: NoiseKey) -> int:
         """Every option, one per replay."""
-        if len(probs) <= len(self.tokens) + 2:
+        if len(probs) < self.symbols:  # a choice among few options, not of a token
             return self._take(probs.tolist())
         rest = probs.copy()
         rest[self.tokens] = 0.0
@@ -126,23 +128,16 @@ class BranchRng:
         return choice
 
 
-@dataclass
+@dataclass(frozen=True)
 class KnownProbs(TargetProbs):
-    """The target's distributions on a tree, each computed once."""
+    """The target's distributions on a tree."""
 
-    path: PathProbs
-    kept: dict[int, FloatArray] = field(default_factory=dict)
-
-    @property
-    def greedy(self) -> bool:
-        """True at temperature 0."""
-        return self.path.greedy
+    laws: list[FloatArray]  # by node
+    greedy: bool
 
     def probs(self, node: int) -> FloatArray:
         """Distribution of the next token after this node, [vocab]."""
-        if node not in self.kept:
-            self.kept[node] = self.path.probs(node)
-        return self.kept[node]
+        return self.laws[node]
 
     def draw(self, node: int, position: int, rng: Rng) -> int:
         """The target's own next token."""
@@ -153,12 +148,32 @@ class KnownProbs(TargetProbs):
         return None
 
 
+def folded(tree: Tree, path: PathProbs) -> tuple[Tree, KnownProbs]:
+    """The tree and its distributions over few symbols: tokens that are likely nowhere share one.
+
+    Enumerating verdicts over the whole vocabulary would take most of the time. The shared symbol
+    has less than a ten-thousandth of any distribution.
+    """
+    laws = [path.probs(node) for node in range(len(tree))]
+    likely = np.max([*laws, *tree.proposals.values()], axis=0) > UNLIKELY
+    likely[tree.tokens] = True
+    kept = np.flatnonzero(likely)
+
+    def fold(probs: FloatArray) -> FloatArray:
+        return np.append(probs[kept], max(0.0, float(probs.sum() - probs[kept].sum())))
+
+    small = tree.keep(range(len(tree)))
+    small.tokens[:] = np.searchsorted(kept, tree.tokens)
+    small.proposals = {place: fold(q) for place, q in tree.proposals.items()}
+    return small, KnownProbs([fold(law) for law in laws], path.greedy)
+
+
 def expected_tokens(verifier: Any, tree: Tree, target: KnownProbs, position: int) -> float:
     """Expectation of accepted tokens and the bonus, over all coins of a rule on this tree."""
     scripts: list[list[int]] = [[]]
     total = weight = 0.0
     while scripts:
-        rng = BranchRng(tree, scripts.pop())
+        rng = BranchRng(tree, scripts.pop(), len(target.probs(ROOT)))
         verdict = verifier.fresh().verify(tree, target, position, rng)
         total += rng.weight * len(verdict.path)
         weight += rng.weight
@@ -184,8 +199,8 @@ def rounds(
         for token in text:
             scores: TargetOutput
             [scores] = llm.target.score([decoder.draft()])
-            target = KnownProbs(PathProbs(decoder.tree, scores, decoder.sampler))
-            yield Place(decoder.tree, target, decoder.session.length)
+            tree, target = folded(decoder.tree, PathProbs(decoder.tree, scores, decoder.sampler))
+            yield Place(tree, target, decoder.session.length)
             advance(decoder, scores, token)
 
 
@@ -212,9 +227,11 @@ def written(llm: LLM, prompt: list[int], sampling: Sampling, places: int) -> lis
     return found[:places]
 
 
-def rules(tree: str) -> dict[str, list[str]]:
-    """Rules to ask on a tree, by kind of draws."""
-    some = CHAIN_RULES if tree == "chain" else RULES
+def rules(tree: str, temperature: float) -> dict[str, list[str]]:
+    """Rules to ask on a tree, by kind of draws; at temperature 0 all are one."""
+    some = {"topk": ("match",)}
+    if temperature:
+        some = CHAIN_RULES if tree == "chain" else RULES
     return {draws: [rule.format(shape=TREES[tree]) for rule in own] for draws, own in some.items()}
 
 
@@ -231,7 +248,7 @@ def measured(
     shape = TREES[tree]
     nodes = sum(int(np.prod(shape[: level + 1])) for level in range(len(shape)))
     budget = f"fixed(nodes={nodes}, depth={len(shape)}, width={max(shape)})"
-    for draws, asked in rules(tree).items():
+    for draws, asked in rules(tree, sampling.temperature).items():
         spelling = f"{drafter}(draws={draws}) + static(shape={shape}) + {asked[0]} + {budget}"
         verifiers = {short(rule): build("verifier", read(rule)) for rule in asked}
         for place in rounds(llm, spelling, prompt, text, sampling):

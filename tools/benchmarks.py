@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools import figures
+from tools import evidence, figures
 
 from sapwood.bench.groups import RunGroup
 from sapwood.bench.journal import read_lines, read_run
@@ -62,6 +62,10 @@ TITLES = {
     "gpu-serving.json": "Many requests at a time on a GPU",
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
     "methods.json": "Every recipe",
+    "temperature.json": "Acceptance rules by temperature",
+    "temperature-recipes.json": "Recipes by temperature",
+    "directions.json": "Adaptive rules on and off",
+    "long-context.json": "Long texts",
     "cpu-pair.json": "A pair of models",
     "guest-vllm.json": "Inside vLLM",
     "peers.json": "Other engines in one run of `sapwood bench`",
@@ -77,6 +81,10 @@ ABOUT = {
     "gpu-serving.json": "SmolLM2-135M, float16, requests that share passes, prefill included",
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
+    "temperature.json": "expected tokens per pass of acceptance rules, exactly",
+    "temperature-recipes.json": "lossless recipes at three temperatures",
+    "directions.json": "each adaptive rule beside the same recipe without it",
+    "long-context.json": "float32, texts of thousands of tokens; tokens per pass",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts of accepted tokens, its first run",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
@@ -166,7 +174,7 @@ def gain(name: str, record: Record) -> str:
         kinds = [f"{sum(run[it] for run in runs) / len(runs):.2f} on {it}" for it in runs[0]]
         return ", ".join(kinds)
     rows = record["decoding"]["greedy"] if "decoding" in record else record["rows"]
-    found = [row for row in rows if (row["recipe"], row.get("category")) == ("auto", "all")]
+    found = [row for row in rows if (row.get("recipe"), row.get("category")) == ("auto", "all")]
     return f"{found[0]['speedup']:.2f}" if found else ""
 
 
@@ -540,6 +548,8 @@ def shapes_table(shapes: Record) -> str:
 
 
 SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
+    evidence.TEMPERATURE: evidence.temperature_section,
+    evidence.DIRECTIONS: evidence.directions_section,
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,

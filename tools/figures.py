@@ -31,6 +31,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools import evidence
+
 from sapwood.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -233,6 +235,8 @@ FIGURES["code.recipes"] = Figure(CODE, lambda _: len(RECIPES), "d")
 BENCH = {
     "equal": "cpu-heads-60-nodes.json",  # sixty nodes a round for every recipe
     "methods": "methods.json",  # all recipes, a few prompts
+    "warm": "temperature-recipes.json",  # by temperature, the greedy rows first
+    "long": "long-context.json",  # texts of thousands of tokens
     "peers": "peers.json",  # beside other engines, with the bench command
     "float32": "cpu-auto-float32.json",  # recipes that need no training, in float32
 }
@@ -402,6 +406,9 @@ PREDICTORS = {
     "judge": ("loss", -1),
 }
 TABLES: dict[str, Callable[[], str]] = {
+    "temperature.rules": evidence.rules_by_temperature,
+    "temperature.orders": evidence.orders_by_temperature,
+    "long.context": evidence.long_context,
     "predictors": predictors,
     "results": results,
     "cpu.engines": cpu_engines,
