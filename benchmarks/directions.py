@@ -2,19 +2,21 @@
 
     python benchmarks/directions.py SUITE [--prompts 8] [--tokens 32] --json FILE
 
-Every rule of `ablations.py` runs beside the same recipe without it, on the same prompts. Counted
-are tokens, passes, nodes and levels of drafting, which no machine changes. Speed is modelled from
-them: a pass costs what the records say for an H200 and for two CPU cores by its rows, a level of
-drafting what EAGLE-3's levels take there. Controllers see these modelled seconds of the H200, not a
-clock, except those whose claim is about the CPU.
+Every rule of `ablations.py` runs beside the same recipe without it, on the same prompts. At
+temperature 0 a lossless recipe is replayed on the target's recorded text, which its own rounds
+would give; the others run. Counted are tokens, passes, nodes and levels of drafting, which no
+machine changes. Speed is modelled from them: a pass costs what the records say for an H200 and for
+two CPU cores by its rows, a level of drafting what EAGLE-3's levels take there. Controllers see
+these modelled seconds of the H200 instead of a clock, or of the CPU where the claim is about it.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,19 @@ from sapwood.bench import provenance
 from sapwood.bench.suites import digest, gather
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
-from sapwood.core.types import StageClock
+from sapwood.core.tree import Tree
+from sapwood.core.types import Outcome, StageClock
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.loop import Engine
+from sapwood.engine.outputs import collect
 from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.errors import SapwoodError
 from sapwood.llm import LLM
 from sapwood.recipes import RECIPES, named, resolve
+from sapwood.trace.read import read as read_trace
+from sapwood.trace.record import opened, traced
+from sapwood.trace.replay import PredictedClock, TracePlayer
+from sapwood.trace.rounds import Trace
 
 RESULTS = Path(__file__).parent / "results"
 LONGEST = 400  # tokens of a prompt
@@ -44,6 +52,7 @@ COLUMNS = {
     ON_GPU: (TOKENS, GPU_SECONDS),
     ON_CPU: (TOKENS, CPU_SECONDS),
 }
+SEEN = {"gpu": ON_GPU, "cpu": ON_CPU}  # the machine whose seconds a recipe sees
 SIGNS = {True: "agrees", False: "opposite", None: "within noise"}
 
 
@@ -85,52 +94,118 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-class ModelledClock(StageClock):
+class ModelledClock(PredictedClock):
     """A clock that shows the modelled seconds of a round instead of real ones."""
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(float)  # a clock that stays at zero
+    def __init__(self, decoder: RequestDecoder, machine: Machine) -> None:
+        super().__init__(StageClock(float), 1.0)
+        self.decoder = decoder
         self.machine = machine
-        self.levels = 0  # of the draft under way; counted once
-        self.rows = 0  # of the pass under way
-        self.context = 0
+        self.counted: Tree | None = None  # the draft whose levels were counted last
 
     def lap(self, stage: str) -> None:
         """Count the modelled seconds of this stage."""
-        if stage == "draft":
-            self.stages[stage] += self.levels * self.machine.level
-            self.levels = 0
-        elif stage == "verify":
-            self.stages[stage] += self.machine.curve.seconds(self.rows, self.context)
+        if stage == "verify":
+            self.stages[stage] += self.coming
+        elif stage == "draft" and self.decoder.grown is not self.counted:
+            self.counted = self.decoder.grown
+            self.stages[stage] += self.counted.height * self.machine.level
+
+
+class ModelledPlayer(TracePlayer):
+    """Replays recipes at the modelled seconds of a machine."""
+
+    def __init__(self, trace: Trace, llm: LLM, machine: Machine) -> None:
+        super().__init__(trace, llm, machine.curve)
+        self.machine = machine
+
+    def _predicted(self, decoding: RequestDecoder, prompt: int) -> StageClock:
+        return ModelledClock(decoding, self.machine)
+
+
+def columns_of(
+    outcomes: Sequence[Outcome], tokens: int, machines: dict[str, Machine]
+) -> list[float]:
+    """The columns of one recipe on one prompt, of which so many tokens were kept."""
+    value = [0.0] * 7
+    value[TOKENS] = tokens
+    for outcome in outcomes:
+        height = outcome.grown.height
+        value[PASSES] += 1
+        value[NODES] += len(outcome.tree) - 1
+        value[DRAFTED] += height
+        value[ACCEPTED] += outcome.verdict.accepted
+        for column, name in ((GPU_SECONDS, ON_GPU), (CPU_SECONDS, ON_CPU)):
+            value[column] += machines[name].seconds(len(outcome.tree), outcome.context, height)
+    return value
 
 
 def decoded(
-    engine: Engine,
-    machines: dict[str, Machine],
-    measure: str,
-    prompt: list[int],
-    sampling: Sampling,
-) -> list[float]:
-    """The columns of one recipe on one prompt."""
-    value = [0.0] * 7
+    engine: Engine, machine: Machine, prompt: list[int], sampling: Sampling
+) -> list[Outcome]:
+    """The rounds of a recipe on the model itself."""
+    found: list[Outcome] = []
     with closing(RequestDecoder(engine, prompt, sampling, KeyedRng(sampling.seed))) as decoder:
-        clock = ModelledClock(machines[measure])
+        clock = ModelledClock(decoder, machine)
         decoder.clock = clock
-        while value[TOKENS] < sampling.max_tokens and not decoder.full:
-            decoder.grow()
-            clock.levels = height = decoder.grown.height
-            work = decoder.prune()
-            clock.rows, clock.context = len(decoder.tree), decoder.session.length
+        while sum(len(one.tokens) for one in found) < sampling.max_tokens and not decoder.full:
+            work = decoder.draft()
+            clock.coming = machine.curve.seconds(len(decoder.tree), decoder.session.length)
             [scores] = engine.target.score([work])
-            outcome = decoder.finish_round(scores)
-            value[TOKENS] += len(outcome.tokens)
-            value[PASSES] += 1
-            value[NODES] += len(outcome.tree) - 1
-            value[DRAFTED] += height
-            value[ACCEPTED] += outcome.verdict.accepted
-            for column, name in ((GPU_SECONDS, ON_GPU), (CPU_SECONDS, ON_CPU)):
-                value[column] += machines[name].seconds(clock.rows, clock.context, height)
-    return value
+            found.append(decoder.finish_round(scores))
+    return found
+
+
+class Bench:
+    """The model, its recorded texts, and both machines."""
+
+    def __init__(self, llm: LLM, prompts: dict[str, list[int]], tokens: int, seed: int) -> None:
+        self.llm = llm
+        self.prompts = prompts
+        self.tokens = tokens
+        self.seed = seed
+        self.machines = {ON_GPU: h200(), ON_CPU: two_cores()}
+        trace = self.recorded()
+        self.players = {
+            name: ModelledPlayer(trace, llm, machine) for name, machine in self.machines.items()
+        }
+
+    def recorded(self) -> Trace:
+        """Plain greedy texts of all prompts."""
+        info = self.llm.target.info
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.jsonl"
+            with opened(path, self.llm, "plain", info.model, {"max_tokens": self.tokens}) as writer:
+                for name, prompt in self.prompts.items():
+                    collect(traced(self.llm, prompt, writer, name, max_tokens=self.tokens))
+            return read_trace(path)
+
+    def replays(self, name: str) -> bool:
+        """True when the recorded texts are enough for this value."""
+        machine, temperature, spelling = name.split(maxsplit=2)
+        try:
+            self.players[SEEN[machine]].check(resolve(spelling), spelling)
+        except SapwoodError:
+            return False
+        return temperature == "0"
+
+    def values(self, name: str) -> Iterator[tuple[str, list[float]]]:
+        """Prompt and columns of a value, for all prompts."""
+        machine, temperature, spelling = name.split(maxsplit=2)
+        seen = SEEN[machine]
+        if self.replays(name):
+            run = self.players[seen].play(spelling)
+            for prompt, outcomes, kept in zip(self.prompts, run.outcomes, run.kept, strict=True):
+                yield prompt, columns_of(outcomes, kept, self.machines)
+            return
+        base = self.llm.bind(resolve(spelling))
+        curve = CostModel.from_json(self.machines[seen].curve.to_json())
+        engine = replace(base, recipe=resolve(spelling), cost=curve)
+        sampling = Sampling(temperature=float(temperature), max_tokens=self.tokens, seed=self.seed)
+        for prompt, tokens in self.prompts.items():
+            outcomes = decoded(engine, self.machines[seen], tokens, sampling)
+            length = sum(len(one.tokens) for one in outcomes)
+            yield prompt, columns_of(outcomes, length, self.machines)
 
 
 def thing(one: Ablation, spelling: str) -> str:
@@ -193,48 +268,39 @@ def summary(record: PairedRecord) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> None:
     """Measure what is left, and write the record."""
     busy = provenance.load()
-    machines = {ON_GPU: h200(), ON_CPU: two_cores()}
-    seen = {"gpu": ON_GPU, "cpu": ON_CPU}
     llm = LLM(options.model, "plain", threads=options.threads)
+    every = gather(str(options.suite), turns=1)
     prompts = {
         prompt.name: tokens
-        for prompt in gather(str(options.suite), turns=1)
+        for prompt in every
         if len(tokens := prompt.tokens(llm.target.info, llm.text)) <= LONGEST
     }
-    asked = dict(list(prompts.items())[: options.prompts])
+    bench = Bench(llm, dict(list(prompts.items())[: options.prompts]), options.tokens, options.seed)
     settings = {
         "suite": options.suite.name,
-        "digest": digest(gather(str(options.suite), turns=1)),
+        "digest": digest(every),
+        "prompts": options.prompts,
         "tokens": options.tokens,
         "longest_prompt": LONGEST,
-        "levels": {name: machine.level for name, machine in machines.items()},
+        "levels": {name: machine.level for name, machine in bench.machines.items()},
     }
     record = PairedRecord(options.json, settings)
     origin = provenance.origin(llm.target.info, busy)
     late = until(options.seconds)
-    wanted = {thing(one, spelling): None for one in ABLATIONS for spelling in (one.on, one.off)}
-    engines: dict[str, Engine] = {}
-    for prompt, name in record.left(wanted, asked):
+    wanted = [thing(one, spelling) for one in ABLATIONS for spelling in (one.on, one.off)]
+    left = [name for name in dict.fromkeys(wanted) if name not in record.values]
+    for name in sorted(left, key=lambda name: not bench.replays(name)):  # cheap ones first
         if late():
             break
-        machine, temperature, spelling = name.split(maxsplit=2)
-        if name not in engines:
-            engine = llm.bind(resolve(spelling))
-            engines[name] = Engine(
-                engine.target,
-                resolve(spelling),
-                machines[seen[machine]].curve,
-                engine.load,
-                encode=engine.encode,
-                words=engine.words,
-            )
-        sampling = Sampling(
-            temperature=float(temperature), max_tokens=options.tokens, seed=options.seed
-        )
-        value = decoded(engines[name], machines, seen[machine], asked[prompt], sampling)
-        record.add(name, prompt, value)
+        try:
+            for prompt, value in bench.values(name):
+                record.add(name, prompt, value)
+        except SapwoodError as error:
+            print(f"left out: {name}: {error}", file=sys.stderr, flush=True)
+            record.values.pop(name, None)
+            continue
         record.write(origin, **summary(record))
-        print(f"{prompt} {name}", file=sys.stderr, flush=True)
+        print(name, file=sys.stderr, flush=True)
     record.write(origin, **summary(record))
 
 
