@@ -16,18 +16,17 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from enumerated_verdicts import KnownProbs, expected_tokens, folded
 from paired_record import PairedRecord, difference, ratio, until
 
 from sapwood.bench import provenance
 from sapwood.bench.suites import digest, gather
-from sapwood.core.array_types import FloatArray
-from sapwood.core.protocols import TargetOutput, TargetProbs
-from sapwood.core.rng import KeyedRng, NoiseKey, Rng
+from sapwood.core.protocols import TargetOutput
+from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.target_probs import PathProbs
 from sapwood.core.tree import ROOT, Tree
@@ -41,8 +40,6 @@ from sapwood.spec_parser import read
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 LONGEST = 240  # tokens of a prompt, so that prefill does not take most of the time
-UNLIKELY = 1e-9  # probability of a token that shares a symbol with others like it
-SMALLEST = 1e-5  # branches of the enumeration below this probability are left out
 TREES = {"chain": [1] * 6, "pairs": [2, 2, 2], "threes": [3, 2, 1]}
 # rules by kind of draws; {shape} is that of the tree
 EVERYWHERE = ("naive", "match")
@@ -83,102 +80,6 @@ ORDERS = (
     Order("threes", "mixed mixed", "swor rrs", "2502.18779, reported"),
     Order("threes", "mixed traversal", "mixed mixed", "2505.12398, reported +2 to 6 %"),
 )
-
-
-# ----------------------------------------------------------------------------- enumeration
-class BranchRng:
-    """Random source that follows a script, then the first option, and queues the others.
-
-    A draw from the whole vocabulary matters only as far as it is a token of the tree: all other
-    tokens are one option.
-    """
-
-    def __init__(self, tree: Tree, script: Sequence[int], symbols: int) -> None:
-        self.symbols = symbols  # of the vocabulary
-        self.tokens: list[int] = sorted(set(tree.tokens[1:].tolist()))
-        self.script = list(script)
-        self.at = 0
-        self.weight = 1.0
-        self.left: list[list[int]] = []
-
-    def flip(self, chance: float, place: NoiseKey) -> bool:
-        """Both sides of a coin, one per replay."""
-        return self._take([1.0 - chance, chance]) == 1
-
-    def pick(self, probs: FloatArray, place: NoiseKey) -> int:
-        """Every option, one per replay."""
-        if len(probs) < self.symbols:  # a choice among few options, not of a token
-            return self._take(probs.tolist())
-        rest = probs.copy()
-        rest[self.tokens] = 0.0
-        named = probs[self.tokens].tolist()
-        choice = self._take([*named, max(0.0, float(probs.sum()) - sum(named))])
-        return self.tokens[choice] if choice < len(named) else int(np.argmax(rest))
-
-    def _take(self, chances: list[float]) -> int:
-        if self.at == len(self.script):
-            options = [
-                option for option, chance in enumerate(chances) if self.weight * chance > SMALLEST
-            ] or [int(np.argmax(chances))]
-            self.left += [[*self.script, option] for option in options[1:]]
-            self.script.append(options[0])
-        choice = self.script[self.at]
-        self.at += 1
-        self.weight *= chances[choice]
-        return choice
-
-
-@dataclass(frozen=True)
-class KnownProbs(TargetProbs):
-    """The target's distributions on a tree."""
-
-    laws: list[FloatArray]  # by node
-    greedy: bool
-
-    def probs(self, node: int) -> FloatArray:
-        """Distribution of the next token after this node, [vocab]."""
-        return self.laws[node]
-
-    def draw(self, node: int, position: int, rng: Rng) -> int:
-        """The target's own next token."""
-        return rng.pick(self.probs(node), NoiseKey(position))
-
-    def follow(self, position: int, rng: Rng) -> Verdict | None:
-        """None: the walk goes token by token, so that its draws are enumerated."""
-        return None
-
-
-def folded(tree: Tree, path: PathProbs) -> tuple[Tree, KnownProbs]:
-    """The tree and its distributions over few symbols: tokens that are likely nowhere share one.
-
-    Enumerating verdicts over the whole vocabulary would take most of the time. The shared symbol
-    has less than a ten-thousandth of any distribution.
-    """
-    laws = [path.probs(node) for node in range(len(tree))]
-    likely = np.max([*laws, *tree.proposals.values()], axis=0) > UNLIKELY
-    likely[tree.tokens] = True
-    kept = np.flatnonzero(likely)
-
-    def fold(probs: FloatArray) -> FloatArray:
-        return np.append(probs[kept], max(0.0, float(probs.sum() - probs[kept].sum())))
-
-    small = tree.keep(range(len(tree)))
-    small.tokens[:] = np.searchsorted(kept, tree.tokens)
-    small.proposals = {place: fold(q) for place, q in tree.proposals.items()}
-    return small, KnownProbs([fold(law) for law in laws], path.greedy)
-
-
-def expected_tokens(verifier: Any, tree: Tree, target: KnownProbs, position: int) -> float:
-    """Expectation of accepted tokens and the bonus, over all coins of a rule on this tree."""
-    scripts: list[list[int]] = [[]]
-    total = weight = 0.0
-    while scripts:
-        rng = BranchRng(tree, scripts.pop(), len(target.probs(ROOT)))
-        verdict = verifier.fresh().verify(tree, target, position, rng)
-        total += rng.weight * len(verdict.path)
-        weight += rng.weight
-        scripts += rng.left
-    return total / weight
 
 
 # ------------------------------------------------------------------------------- measuring

@@ -194,6 +194,20 @@ def directions_table(record: Record) -> str:
     return markdown([*heads, "tokens / pass", "nodes / pass"], rows)
 
 
+def direction(record: Record, recipe: str, key: str) -> float:
+    """A number of one rule: its measure on or off, the gain, tokens and nodes per pass."""
+    row = next(row for row in record["rows"] if row["recipe"] == recipe)
+    means = row["means"]
+    found = {
+        "on": means[row["measure"]][0],
+        "off": means[row["measure"]][1],
+        "gain": row["gain"],
+        "per_pass": means["tokens per pass"][0],
+        "nodes": row["nodes_per_pass"][0],
+    }
+    return float(found[key])
+
+
 def cited(paper: str) -> str:
     """A paper as a link, if it is on arXiv."""
     if re.fullmatch(r"\d{4}\.\d{4,5}", paper):

@@ -263,11 +263,21 @@ def find(name: str) -> Figure:
         return FIGURES[name]
     start, _, rest = name.partition(".")
     recipe, *category, key = rest.split(".") if rest.count(".") else ("", "")
+    if start == "directions":
+        return direction(recipe, key)
     if start not in BENCH or key not in FORMS or len(category) > 1:
         raise SystemExit(f"no figure is called {name}; see python -m tools.figures --list")
     group = category[0] if category else "all"
     return Figure(
         BENCH[start], lambda record: bench_row(record["rows"], recipe, group)[key], FORMS[key]
+    )
+
+
+def direction(recipe: str, key: str) -> Figure:
+    """A figure of an adaptive rule on and off: `directions.swift.on`, `.off`, `.gain`."""
+    forms = {"on": ".2f", "off": ".2f", "gain": "+.0%", "per_pass": ".2f", "nodes": ".1f"}
+    return Figure(
+        evidence.DIRECTIONS, lambda record: evidence.direction(record, recipe, key), forms[key]
     )
 
 
