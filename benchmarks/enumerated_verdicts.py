@@ -14,11 +14,9 @@ import numpy as np
 from sapwood.core.array_types import FloatArray
 from sapwood.core.protocols import TargetProbs
 from sapwood.core.rng import NoiseKey, Rng
-from sapwood.core.target_probs import PathProbs
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Verdict
 
-UNLIKELY = 1e-9  # probability of a token that shares a symbol with others like it
 SMALLEST = 1e-5  # branches of the enumeration below this probability are left out
 
 
@@ -87,26 +85,6 @@ class KnownProbs(TargetProbs):
     def follow(self, position: int, rng: Rng) -> Verdict | None:
         """None: the walk goes token by token, so that its draws are enumerated."""
         return None
-
-
-def folded(tree: Tree, path: PathProbs) -> tuple[Tree, KnownProbs]:
-    """The tree and its distributions over few symbols: tokens that are likely nowhere share one.
-
-    Enumerating verdicts over the whole vocabulary would take most of the time. The shared symbol
-    has less than a ten-thousandth of any distribution.
-    """
-    laws = [path.probs(node) for node in range(len(tree))]
-    likely = np.max([*laws, *tree.proposals.values()], axis=0) > UNLIKELY
-    likely[tree.tokens] = True
-    kept = np.flatnonzero(likely)
-
-    def fold(probs: FloatArray) -> FloatArray:
-        return np.append(probs[kept], max(0.0, float(probs.sum() - probs[kept].sum())))
-
-    small = tree.keep(range(len(tree)))
-    small.tokens[:] = np.searchsorted(kept, tree.tokens)
-    small.proposals = {place: fold(q) for place, q in tree.proposals.items()}
-    return small, KnownProbs([fold(law) for law in laws], path.greedy)
 
 
 def expected_tokens(verifier: Any, tree: Tree, target: KnownProbs, position: int) -> float:

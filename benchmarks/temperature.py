@@ -1,15 +1,17 @@
-"""Expected tokens per pass of every lossless acceptance rule at equal places, trees and drafters.
+"""Expected tokens per pass of every lossless acceptance rule, from recorded probabilities.
 
     python benchmarks/temperature.py SUITE [--prompts 12] [--places 8] --json FILE
 
 Sampling noise hides what tells the rules apart. So the target writes a text at each temperature,
-every rule is asked at the same places of that text, and its verdict is not drawn but enumerated:
-all coins of the rule on the drafted tree, each with its probability, give the exact expectation of
-accepted tokens for that tree. What is left to chance are the texts and the draws of the drafter,
-which rules of the same kind of draws share. Intervals are over prompts.
+and at every place of it the distributions of target and drafter are recorded. On these the
+drafter's own code draws trees, and the verdict of a rule is not drawn but enumerated: all coins of
+the rule, each with its probability. `optimal` and `khisti` plan for all draws at once; their chance
+is that of the plan. What is left to chance are the texts, and the draws of trees, of which there
+are many for each place and which rules of the same kind of draws share.
 
-Trees are a chain of 6, pairs on three levels (14 nodes), and threes, twos and ones (15 nodes). The
-order that theory gives is checked in pairs of rules on the same tree.
+Trees are a pair and four siblings below one node, a chain of 6, and pairs on three levels (14
+nodes). Levels of a tree have the distributions of consecutive places of the text, whichever token a
+branch took. The order that theory gives is checked in pairs of rules on the same tree.
 """
 
 import argparse
@@ -20,40 +22,47 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from enumerated_verdicts import KnownProbs, expected_tokens, folded
+from enumerated_verdicts import KnownProbs, expected_tokens
 from paired_record import PairedRecord, difference, ratio, until
 
 from sapwood.bench import provenance
 from sapwood.bench.suites import digest, gather
+from sapwood.core.array_types import FloatArray
 from sapwood.core.protocols import TargetOutput
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.target_probs import PathProbs
 from sapwood.core.tree import ROOT, Tree
-from sapwood.core.types import Verdict
+from sapwood.core.types import Draw, Verdict
+from sapwood.drafters.propose import propose
 from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.errors import SapwoodError
 from sapwood.llm import LLM
 from sapwood.recipe import build
 from sapwood.recipes import resolve
 from sapwood.spec_parser import read
+from sapwood.verifiers.khisti import DraftSelection
+from sapwood.verifiers.optimal import TransportPlan
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 LONGEST = 240  # tokens of a prompt, so that prefill does not take most of the time
-TREES = {"chain": [1] * 6, "pairs": [2, 2, 2], "threes": [3, 2, 1]}
-# rules by kind of draws; {shape} is that of the tree
-EVERYWHERE = ("naive", "match")
+UNLIKELY = 1e-8  # probability of a token that shares a symbol with others like it
+NAMED = 12  # tokens that a plan names, as in the recipes
+TREES = {"two": [2], "four": [4], "chain": [1] * 6, "pairs": [2, 2, 2]}
+# rules by kind of draws, of trees of several siblings and of a chain; at temperature 0 all are one
+COLD = {"topk": ("match",)}
 RULES = {
-    "topk": EVERYWHERE,
-    "iid": ("mss", "kseq(shape={shape})", "khisti(shape={shape})", "traversal-iid"),
-    "swor": ("rrs", "traversal", "optimal(shape={shape})"),
+    "topk": ("match", "naive"),
+    "iid": ("naive", "mss", "kseq(shape={shape})", "traversal-iid"),
+    "swor": ("naive", "rrs", "traversal"),
     "mixed": ("mixed", "spechub", "traversal"),
 }
-CHAIN_RULES = {"topk": EVERYWHERE, "iid": ("naive", "speculative", "block")}
+CHAIN_RULES = {"topk": ("match",), "iid": ("naive", "speculative", "block")}
+PLANNED = ("two",)  # trees on which rules that plan for all draws are asked too
 
 
 class Order(NamedTuple):
-    """A statement of theory: on a tree, one rule accepts at least as much as another."""
+    """A statement of theory or of a paper: one rule accepts at least as much as another."""
 
     tree: str
     better: str  # kind of draws and rule
@@ -61,47 +70,64 @@ class Order(NamedTuple):
     source: str
 
 
+BEST_IID = "2410.18234: the best rule for independent draws"
+BEST_NODE = "2310.15141: no rule for single nodes is better"
+NO_TWINS = "2402.14160, reported: no token is tested twice"
+JOINT = "2505.12398, reported: 2 to 6 % longer"
 ORDERS = (
-    Order("chain", "iid block", "iid speculative", "2403.10444, theorem: never less"),
     Order("chain", "iid speculative", "iid naive", "2211.17192: min(p, q) against p q"),
-    Order("pairs", "iid khisti", "iid mss", "2410.18234: the best rule for independent draws"),
-    Order("pairs", "iid khisti", "iid kseq", "2410.18234: the best rule for independent draws"),
-    Order("pairs", "iid traversal-iid", "iid mss", "2505.12398, reported +2 to 6 %"),
-    Order("pairs", "swor rrs", "iid mss", "2402.14160, reported: no token is tested twice"),
-    Order("pairs", "swor optimal", "swor rrs", "2310.15141: no rule for single nodes is better"),
-    Order("pairs", "swor traversal", "swor rrs", "2505.12398, reported +2 to 6 %"),
-    Order("pairs", "mixed spechub", "swor rrs", "2411.05289, reported +0.05 to 0.27 tokens"),
-    Order("pairs", "mixed mixed", "swor rrs", "2502.18779, reported"),
-    Order("threes", "iid khisti", "iid mss", "2410.18234: the best rule for independent draws"),
-    Order("threes", "iid khisti", "iid kseq", "2410.18234: the best rule for independent draws"),
-    Order("threes", "swor rrs", "iid mss", "2402.14160, reported: no token is tested twice"),
-    Order("threes", "swor optimal", "swor rrs", "2310.15141: no rule for single nodes is better"),
-    Order("threes", "swor traversal", "swor rrs", "2505.12398, reported +2 to 6 %"),
-    Order("threes", "mixed mixed", "swor rrs", "2502.18779, reported"),
-    Order("threes", "mixed traversal", "mixed mixed", "2505.12398, reported +2 to 6 %"),
+    Order("chain", "iid block", "iid speculative", "2403.10444: never less; reported 7 to 10 %"),
+    Order("two", "iid mss", "iid naive", "2305.09781: the residual is tested"),
+    Order("two", "iid khisti", "iid mss", BEST_IID),
+    Order("two", "iid khisti", "iid kseq", BEST_IID),
+    Order("two", "swor rrs", "iid mss", NO_TWINS),
+    Order("two", "swor optimal", "swor rrs", BEST_NODE),
+    Order("two", "mixed mixed", "swor rrs", "2502.18779, reported"),
+    Order("two", "mixed spechub", "swor rrs", "2411.05289, reported: 0.05 to 0.27 tokens"),
+    Order("two", "mixed spechub", "topk match", "2411.05289, reported"),
+    Order("four", "swor rrs", "iid mss", NO_TWINS),
+    Order("four", "mixed mixed", "swor rrs", "2502.18779, reported"),
+    Order("pairs", "swor rrs", "iid mss", NO_TWINS),
+    Order("pairs", "iid traversal-iid", "iid mss", JOINT),
+    Order("pairs", "swor traversal", "swor rrs", JOINT),
+    Order("pairs", "mixed traversal", "mixed mixed", JOINT),
 )
 
 
-# ------------------------------------------------------------------------------- measuring
+# ------------------------------------------------------------------------------- recording
 class Place(NamedTuple):
-    """A scored tree after a place of the text."""
+    """Distributions after one place of a text, over the same few symbols for all places."""
 
-    tree: Tree
-    target: KnownProbs
-    position: int
+    target: FloatArray
+    draft: FloatArray
 
 
-def rounds(
-    llm: LLM, spelling: str, prompt: list[int], text: Sequence[int], sampling: Sampling
-) -> Iterator[Place]:
-    """The recipe's tree after each token of a text that the target has written."""
-    engine = llm.bind(resolve(spelling))
+def written(llm: LLM, prompt: list[int], sampling: Sampling, places: int) -> list[int]:
+    """The first tokens of the target's own text."""
+    found: list[int] = []
+    engine = llm.bind(resolve("plain"))
+    with closing(engine.rounds(prompt, sampling, KeyedRng(sampling.seed))) as running:
+        for outcome in running:
+            found += outcome.tokens
+            if len(found) >= places:
+                break
+    return found[:places]
+
+
+def recorded(
+    llm: LLM, drafter: str, prompt: list[int], text: Sequence[int], sampling: Sampling
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Distributions of target and drafter after each token of a text, [vocab] each."""
+    # a policy that reads whole distributions, so that the tree keeps them
+    one = "svip + match + fixed(nodes=1, depth=1, width=1)"
+    engine = llm.bind(resolve(f"{drafter} + {one}"))
     with closing(RequestDecoder(engine, prompt, sampling, KeyedRng(sampling.seed))) as decoder:
         for token in text:
             scores: TargetOutput
             [scores] = llm.target.score([decoder.draft()])
-            tree, target = folded(decoder.tree, PathProbs(decoder.tree, scores, decoder.sampler))
-            yield Place(tree, target, decoder.session.length)
+            if decoder.tree.proposals:  # a head begins with the second round of a short prompt
+                [q] = decoder.tree.proposals.values()
+                yield PathProbs(decoder.tree, scores, decoder.sampler).probs(ROOT), q
             advance(decoder, scores, token)
 
 
@@ -115,49 +141,78 @@ def advance(decoder: RequestDecoder, scores: TargetOutput, token: int) -> None:
     decoder.finish_round(scores)
 
 
-def written(llm: LLM, prompt: list[int], sampling: Sampling, places: int) -> list[int]:
-    """The first tokens of the target's own text."""
-    found: list[int] = []
-    with closing(
-        llm.bind(resolve("plain")).rounds(prompt, sampling, KeyedRng(sampling.seed))
-    ) as running:
-        for outcome in running:
-            found += outcome.tokens
-            if len(found) >= places:
-                break
-    return found[:places]
+def folded(pairs: Sequence[tuple[FloatArray, FloatArray]]) -> list[Place]:
+    """The same distributions over few symbols: tokens that are likely nowhere share the last one.
+
+    That one has less than a thousandth of any distribution.
+    """
+    kept = np.flatnonzero(np.max([law for pair in pairs for law in pair], axis=0) > UNLIKELY)
+
+    def fold(law: FloatArray) -> FloatArray:
+        return np.append(law[kept], max(0.0, float(law.sum() - law[kept].sum())))
+
+    return [Place(fold(target), fold(draft)) for target, draft in pairs]
 
 
-def rules(tree: str, temperature: float) -> dict[str, list[str]]:
-    """Rules to ask on a tree, by kind of draws; at temperature 0 all are one."""
-    some = {"topk": ("match",)}
-    if temperature:
-        some = CHAIN_RULES if tree == "chain" else RULES
-    return {draws: [rule.format(shape=TREES[tree]) for rule in own] for draws, own in some.items()}
+# ------------------------------------------------------------------------------- measuring
+def drawn(levels: Sequence[Place], shape: Sequence[int], draws: Draw, seed: int) -> Tree:
+    """A tree of this shape, drawn as drafters draw it."""
+    tree = Tree(0)
+    for depth, width in enumerate(shape):
+        for node in tree.level(depth):
+            q = levels[depth].draft
+            propose(tree, node, q, width, draws, depth + 1, KeyedRng(seed), 0)
+            tree.close(node)
+    return tree
 
 
-def short(rule: str) -> str:
-    """A rule without its options."""
-    return rule.partition("(")[0]
+def laws(tree: Tree, levels: Sequence[Place], *, cold: bool) -> KnownProbs:
+    """The target's distributions on a tree; leaves have those of the place after the last."""
+    last = len(levels) - 1
+    return KnownProbs([levels[min(depth, last)].target for depth in tree.depths.tolist()], cold)
+
+
+def planned(place: Place, draws: int) -> dict[str, float]:
+    """Tokens of a node's rules that plan for all draws at once, by the chances of their plans."""
+    p, q = place
+    picked = DraftSelection(p, q, NAMED, draws).law()
+    plan = TransportPlan(p, q, [], NAMED, draws, replacement=False)
+    rest_p, rest_q = (np.delete(law, plan.named) for law in (p, q))
+    overlap = np.minimum(rest_p / (rest_p.sum() or 1), rest_q / (rest_q.sum() or 1)).sum()
+    spent = sum(flow[: plan.rest].sum() for flow in plan.flow.values())
+    tail = sum(float(flow[plan.rest]) for flow in plan.flow.values())
+    return {
+        "iid khisti": 1 + float(np.minimum(p, picked).sum()),
+        "swor optimal": 1 + float(spent + tail * overlap),
+    }
 
 
 def measured(
-    llm: LLM, drafter: str, tree: str, prompt: list[int], text: list[int], sampling: Sampling
+    places: Sequence[Place], tree: str, temperature: float, count: int
 ) -> dict[str, list[float]]:
-    """[tokens, passes, nodes] of each rule on each kind of draws, summed over all places."""
+    """[tokens, passes, nodes] of each rule on each kind of draws, summed over places and draws."""
     found: dict[str, list[float]] = {}
     shape = TREES[tree]
-    nodes = sum(int(np.prod(shape[: level + 1])) for level in range(len(shape)))
-    budget = f"fixed(nodes={nodes}, depth={len(shape)}, width={max(shape)})"
-    for draws, asked in rules(tree, sampling.temperature).items():
-        spelling = f"{drafter}(draws={draws}) + static(shape={shape}) + {asked[0]} + {budget}"
-        verifiers = {short(rule): build("verifier", read(rule)) for rule in asked}
-        for place in rounds(llm, spelling, prompt, text, sampling):
-            for rule, verifier in verifiers.items():
-                row = found.setdefault(f"{draws} {rule}", [0.0, 0.0, 0.0])
-                row[0] += expected_tokens(verifier, place.tree, place.target, place.position)
-                row[1] += 1
-                row[2] += len(place.tree) - 1
+    rules = COLD if not temperature else CHAIN_RULES if tree == "chain" else RULES
+
+    def add(name: str, tokens: float, nodes: int) -> None:
+        row = found.setdefault(name, [0.0, 0.0, 0.0])
+        row[:] = [row[0] + tokens, row[1] + 1, row[2] + nodes]
+
+    for start in range(len(places) - len(shape)):
+        levels = places[start : start + len(shape) + 1]
+        for draws, asked in rules.items():
+            kind = Draw(draws)
+            for seed in range(1 if kind is Draw.TOPK else count):
+                made = drawn(levels, shape, kind, seed)
+                target = laws(made, levels, cold=not temperature)
+                for rule in asked:
+                    verifier = build("verifier", read(rule.format(shape=shape)))
+                    tokens = expected_tokens(verifier, made, target, 0)
+                    add(f"{draws} {rule.partition('(')[0]}", tokens, len(made) - 1)
+        if temperature and tree in PLANNED:
+            for name, tokens in planned(levels[0], shape[0]).items():
+                add(name, tokens, shape[0])
     return found
 
 
@@ -186,12 +241,16 @@ def summary(record: PairedRecord) -> dict[str, Any]:
                 "high": found.high,
                 "accepted_per_node": round(accepted / sum(row[2] for row in values.values()), 4),
                 "prompts": len(values),
-                "places": int(sum(row[1] for row in values.values())),
+                "trees": int(sum(row[1] for row in values.values())),
             }
         )
-    orders = []
-    for temperature in record.settings["temperatures"]:
-        for order in ORDERS if temperature else ():
+    return {"rows": rows, "orders": list(ordered(record))}
+
+
+def ordered(record: PairedRecord) -> Iterator[dict[str, Any]]:
+    """The relative difference of each pair of rules that theory orders, prompt by prompt."""
+    for temperature in filter(None, record.settings["temperatures"]):
+        for order in ORDERS:
             pair = [
                 record.values.get(thing(temperature, order.tree, rule), {})
                 for rule in (order.better, order.worse)
@@ -199,24 +258,27 @@ def summary(record: PairedRecord) -> dict[str, Any]:
             both = [prompt for prompt in pair[0] if prompt in pair[1]]
             if both:
                 gain = difference(*([values[prompt] for prompt in both] for values in pair))
-                orders.append({"temperature": temperature, **order._asdict(), **gain._asdict()})
-    return {"rows": rows, "orders": orders}
+                yield {"temperature": temperature, **order._asdict(), **gain._asdict()}
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is left, and write the record."""
     busy = provenance.load()
     llm = LLM(options.model, "plain", threads=options.threads)
-    asked = [
-        (prompt.name, tokens)
-        for prompt in gather(str(options.suite), turns=1)
-        if len(tokens := prompt.tokens(llm.target.info, llm.text)) <= LONGEST
-    ][: options.prompts]
+    every = gather(str(options.suite), turns=1)
+    asked = dict(
+        [
+            (prompt.name, tokens)
+            for prompt in every
+            if len(tokens := prompt.tokens(llm.target.info, llm.text)) <= LONGEST
+        ][: options.prompts]
+    )
     settings = {
         "suite": options.suite.name,
-        "digest": digest(gather(str(options.suite), turns=1)),
+        "digest": digest(every),
         "drafter": options.drafter,
         "places": options.places,
+        "draws": options.draws,
         "temperatures": list(TEMPERATURES),
         "trees": TREES,
         "longest_prompt": LONGEST,
@@ -224,18 +286,18 @@ def run(options: argparse.Namespace) -> None:
     record = PairedRecord(options.json, settings)
     origin = provenance.origin(llm.target.info, busy)
     late = until(options.seconds)
-    things = [thing(temperature, tree) for temperature in TEMPERATURES for tree in TREES]
-    tokens_of = dict(asked)
-    for prompt, name in record.left(things, tokens_of):
+    for prompt, name in record.left([f"{value:g} texts" for value in TEMPERATURES], asked):
         if late():
             break
-        temperature, tree = name.split()
-        sampling = Sampling(temperature=float(temperature), max_tokens=4096, seed=options.seed)
-        text = written(llm, tokens_of[prompt], sampling, options.places)
-        found = measured(llm, options.drafter, tree, tokens_of[prompt], text, sampling)
-        for rule, value in found.items():
-            record.add(f"{name} {rule}", prompt, value)
-        record.add(name, prompt, [1.0])
+        temperature = float(name.split()[0])
+        sampling = Sampling(temperature=temperature, max_tokens=4096, seed=options.seed)
+        text = written(llm, asked[prompt], sampling, options.places)
+        pairs = list(recorded(llm, options.drafter, asked[prompt], text, sampling))
+        places = folded(pairs)
+        for tree in TREES:
+            for rule, value in measured(places, tree, temperature, options.draws).items():
+                record.add(thing(temperature, tree, rule), prompt, value)
+        record.add(name, prompt, [len(places)])
         record.write(origin, **summary(record))
         print(f"{prompt} {name}", file=sys.stderr, flush=True)
     record.write(origin, **summary(record))
@@ -250,7 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--drafter", default="eagle3", help="one with the option draws")
     parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--places", type=int, default=8, help="tokens of each text")
+    parser.add_argument("--places", type=int, default=12, help="tokens of each text")
+    parser.add_argument("--draws", type=int, default=8, help="trees drawn at each place")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seconds", type=float, help="stop after this time; run again to go on")

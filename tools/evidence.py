@@ -15,11 +15,11 @@ TEMPERATURE = "temperature.json"
 DIRECTIONS = "directions.json"
 LONG = "long-context.json"
 TREES = {
+    "two": "2 children",
+    "four": "4 children",
     "chain": "chain of 6",
-    "pairs": "2, 2, 2 children (14 nodes)",
-    "threes": "3, 2, 1 children (15 nodes)",
+    "pairs": "2, 2, 2 children",
 }
-PER_NODE = "accepted per drafted node"
 Record = dict[str, Any]
 
 DIRECTIONS_TEXT = """\
@@ -99,7 +99,7 @@ def orders_by_temperature() -> str:
         found.setdefault(key, {})[order["temperature"]] = order
     rows = [
         [
-            TREES[tree].partition(" (")[0],
+            TREES[tree],
             f"{rule(better)} ≥ {rule(worse)}",
             source,
             *(gain_cell(each.get(value)) for value in hot),
@@ -128,9 +128,9 @@ def temperature_section(record: Record) -> Iterator[str]:
     settings = record["settings"]
     count = max(row["prompts"] for row in record["rows"])
     text = (
-        f"Expected tokens of a pass, verdicts enumerated instead of drawn, at {settings['places']} "
-        f"places of each of {count} prompts of {settings['suite']}; drafter "
-        f"`{settings['drafter']}`, the same places for every rule; {place(record)}. File: "
+        f"Expected tokens of a pass, from distributions recorded at {settings['places']} places of "
+        f"each of {count} prompts of {settings['suite']}; drafter `{settings['drafter']}`, "
+        f"{settings['draws']} trees a place, verdicts enumerated; {place(record)}. File: "
         f"[{TEMPERATURE}](../{RESULTS}/{TEMPERATURE}). What theory says of the order: "
         "[verifiers](families/verifiers.md#at-a-temperature)."
     )
