@@ -63,7 +63,7 @@ STOPS = (
     Ablation(
         "adaeagle",
         "1.62 times plain, faster than constant lengths",
-        PER_NODE,
+        ON_GPU,
         "adaeagle",
         f"eagle + {CHAIN}",
     ),
@@ -100,7 +100,7 @@ STOPS = (
         "diffuspec",
         "path search over the best token of each row",
         PER_PASS,
-        "parallel + causal-path + match + fixed(nodes=6, depth=6, width=1)",
+        "parallel + causal-path + match + fixed(nodes=6, depth=6, width=5)",
         "parallel + chain + match + fixed(nodes=6, depth=6, width=1)",
     ),
 )

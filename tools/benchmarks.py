@@ -63,7 +63,6 @@ TITLES = {
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
     "methods.json": "Every recipe",
     "temperature.json": "Acceptance rules by temperature",
-    "temperature-recipes.json": "Recipes by temperature",
     "directions.json": "Adaptive rules on and off",
     "long-context.json": "Long texts",
     "cpu-pair.json": "A pair of models",
@@ -82,7 +81,6 @@ ABOUT = {
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
     "temperature.json": "expected tokens per pass of acceptance rules, exactly",
-    "temperature-recipes.json": "lossless recipes at three temperatures",
     "directions.json": "each adaptive rule beside the same recipe without it",
     "long-context.json": "float32, texts of thousands of tokens; tokens per pass",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
@@ -550,6 +548,7 @@ def shapes_table(shapes: Record) -> str:
 SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.TEMPERATURE: evidence.temperature_section,
     evidence.DIRECTIONS: evidence.directions_section,
+    evidence.LONG: evidence.long_section,
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,

@@ -235,8 +235,6 @@ FIGURES["code.recipes"] = Figure(CODE, lambda _: len(RECIPES), "d")
 BENCH = {
     "equal": "cpu-heads-60-nodes.json",  # sixty nodes a round for every recipe
     "methods": "methods.json",  # all recipes, a few prompts
-    "warm": "temperature-recipes.json",  # by temperature, the greedy rows first
-    "long": "long-context.json",  # texts of thousands of tokens
     "peers": "peers.json",  # beside other engines, with the bench command
     "float32": "cpu-auto-float32.json",  # recipes that need no training, in float32
 }
