@@ -159,9 +159,12 @@ def decoded(
 class Bench:
     """The model, its recorded texts, and both machines."""
 
-    def __init__(self, llm: LLM, prompts: dict[str, list[int]], tokens: int, seed: int) -> None:
+    def __init__(
+        self, llm: LLM, prompts: dict[str, list[int]], live: int, tokens: int, seed: int
+    ) -> None:
         self.llm = llm
         self.prompts = prompts
+        self.live = live  # prompts of recipes that cannot be replayed
         self.tokens = tokens
         self.seed = seed
         self.machines = {ON_GPU: h200(), ON_CPU: two_cores()}
@@ -202,7 +205,7 @@ class Bench:
         curve = CostModel.from_json(self.machines[seen].curve.to_json())
         engine = replace(base, recipe=resolve(spelling), cost=curve)
         sampling = Sampling(temperature=float(temperature), max_tokens=self.tokens, seed=self.seed)
-        for prompt, tokens in self.prompts.items():
+        for prompt, tokens in list(self.prompts.items())[: self.live]:
             outcomes = decoded(engine, self.machines[seen], tokens, sampling)
             length = sum(len(one.tokens) for one in outcomes)
             yield prompt, columns_of(outcomes, length, self.machines)
@@ -275,7 +278,8 @@ def run(options: argparse.Namespace) -> None:
         for prompt in every
         if len(tokens := prompt.tokens(llm.target.info, llm.text)) <= LONGEST
     }
-    bench = Bench(llm, dict(list(prompts.items())[: options.prompts]), options.tokens, options.seed)
+    asked = dict(list(prompts.items())[: options.prompts])
+    bench = Bench(llm, asked, options.live, options.tokens, options.seed)
     settings = {
         "suite": options.suite.name,
         "digest": digest(every),
@@ -289,7 +293,7 @@ def run(options: argparse.Namespace) -> None:
     late = until(options.seconds)
     wanted = [thing(one, spelling) for one in ABLATIONS for spelling in (one.on, one.off)]
     left = [name for name in dict.fromkeys(wanted) if name not in record.values]
-    for name in sorted(left, key=lambda name: not bench.replays(name)):  # cheap ones first
+    for name in sorted(left, key=lambda name: not bench.replays(name)):  # replays first
         if late():
             break
         try:
@@ -312,6 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", type=Path, help="JSONL file of prompts")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--live", type=int, default=8, help="prompts where texts must be decoded")
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
