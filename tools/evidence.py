@@ -160,11 +160,8 @@ def directions() -> str:
 def tally(record: Record) -> str:
     """How many signs agree."""
     signs = [row["sign"] for row in record["rows"]]
-    return (
-        f"Of {len(signs)} rules {signs.count('agrees')} agree with their paper, "
-        f"{signs.count('within noise')} are within noise and {signs.count('opposite')} are "
-        "opposite."
-    )
+    counts = [f"{sign}: {signs.count(sign)}" for sign in ("agrees", "within noise", "opposite")]
+    return f"Signs of {len(signs)} rules: {', '.join(counts)}."
 
 
 def directions_table(record: Record) -> str:

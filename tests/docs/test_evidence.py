@@ -91,7 +91,7 @@ def test_an_order_holds_if_the_whole_interval_does(low: float, high: float, mark
 
 def test_directions_show_claim_measurement_and_sign(records: Path) -> None:
     text = evidence.directions()
-    assert "Of 1 rules 1 agree with their paper, 0 are within noise and 0 are opposite." in text
+    assert "Signs of 1 rules: agrees: 1, within noise: 0, opposite: 0." in text
     assert (
         "| `swift` | [2410.06916](https://arxiv.org/abs/2410.06916) | siblings help | tokens per "
         "pass | 1.25 / 1.00 | +25% (+10% to +40%) | agrees | 1.25 / 1.00 | 9.0 / 1.5 |" in text
