@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools import figures
+from tools import evidence, figures
 
 from sapwood.bench.groups import RunGroup
 from sapwood.bench.journal import read_lines, read_run
@@ -62,6 +62,9 @@ TITLES = {
     "gpu-serving.json": "Many requests at a time on a GPU",
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
     "methods.json": "Every recipe",
+    "temperature.json": "Acceptance rules by temperature",
+    "directions.json": "Adaptive rules on and off",
+    "long-context.json": "Long texts",
     "cpu-pair.json": "A pair of models",
     "guest-vllm.json": "Inside vLLM",
     "heads.json": "Kinds of heads, trained for equal minutes",
@@ -78,6 +81,9 @@ ABOUT = {
     "gpu-serving.json": "SmolLM2-135M, float16, requests that share passes, prefill included",
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
+    "temperature.json": "expected tokens per pass of acceptance rules, exactly",
+    "directions.json": "each adaptive rule beside the same recipe without it",
+    "long-context.json": "float32, texts of thousands of tokens; tokens per pass",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
     "heads.json": "SmolLM2-135M: tokens per pass of every kind of head after a short training",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts, without a cost file at first",
@@ -168,7 +174,7 @@ def gain(name: str, record: Record) -> str:
         kinds = [f"{sum(run[it] for run in runs) / len(runs):.2f} on {it}" for it in runs[0]]
         return ", ".join(kinds)
     rows = record["decoding"]["greedy"] if "decoding" in record else record["rows"]
-    found = [row for row in rows if (row["recipe"], row.get("category")) == ("auto", "all")]
+    found = [row for row in rows if (row.get("recipe"), row.get("category")) == ("auto", "all")]
     return f"{found[0]['speedup']:.2f}" if found else ""
 
 
@@ -554,6 +560,9 @@ def shapes_table(shapes: Record) -> str:
 
 
 SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
+    evidence.TEMPERATURE: evidence.temperature_section,
+    evidence.DIRECTIONS: evidence.directions_section,
+    evidence.LONG: evidence.long_section,
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,

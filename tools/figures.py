@@ -31,6 +31,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools import evidence
+
 from sapwood.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -260,11 +262,21 @@ def find(name: str) -> Figure:
         return FIGURES[name]
     start, _, rest = name.partition(".")
     recipe, *category, key = rest.split(".") if rest.count(".") else ("", "")
+    if start == "directions":
+        return direction(recipe, key)
     if start not in BENCH or key not in FORMS or len(category) > 1:
         raise SystemExit(f"no figure is called {name}; see python -m tools.figures --list")
     group = category[0] if category else "all"
     return Figure(
         BENCH[start], lambda record: bench_row(record["rows"], recipe, group)[key], FORMS[key]
+    )
+
+
+def direction(recipe: str, key: str) -> Figure:
+    """A figure of an adaptive rule on and off: `directions.swift.on`, `.off`, `.gain`."""
+    forms = {"on": ".2f", "off": ".2f", "gain": "+.0%", "per_pass": ".2f", "nodes": ".1f"}
+    return Figure(
+        evidence.DIRECTIONS, lambda record: evidence.direction(record, recipe, key), forms[key]
     )
 
 
@@ -427,6 +439,9 @@ PREDICTORS = {
     "judge": ("loss", -1),
 }
 TABLES: dict[str, Callable[[], str]] = {
+    "temperature.rules": evidence.rules_by_temperature,
+    "temperature.orders": evidence.orders_by_temperature,
+    "long.context": evidence.long_context,
     "predictors": predictors,
     "results": results,
     "cpu.engines": cpu_engines,

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tools import evidence
+
 from sapwood import recipes as named
 from sapwood import registry
 from sapwood.cli.methods import parts, recipes
@@ -215,7 +217,7 @@ def page() -> str:
         heads = ["name", "what it does", "paper", *declared, "options", "file"]
         found = [part_row(row, declared) for row in built_in if row["family"] == family]
         sections += [f"## {title}\n", f"They {verb}.\n", table(heads, found)]
-    return "\n".join([*sections, ABSENT])
+    return "\n".join([*sections, evidence.directions(), ABSENT])
 
 
 def families() -> Iterator[tuple[str, str, list[str]]]:

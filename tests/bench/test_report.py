@@ -28,6 +28,7 @@ from sapwood.cli.main import main
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import TreeInput
 from sapwood.core.sampling import Sampling
+from sapwood.core.types import Guarantee
 from sapwood.engine.loop import Engine
 from sapwood.errors import SapwoodError
 from sapwood.llm import LLM
@@ -257,6 +258,14 @@ def test_all_is_every_named_recipe_and_forgives() -> None:
     assert set(asked) == set(RECIPES)
     assert next(iter(asked)) == PLAIN
     assert [name for name, required in asked.items() if required] == [PLAIN, "pld"]
+
+
+def test_lossless_leaves_out_recipes_that_change_the_distribution() -> None:
+    asked = read_recipes("lossless")
+    left_out = {name for name in RECIPES if resolve(name).guarantee is Guarantee.LOSSY}
+    assert "medusa-typical" in left_out
+    assert set(asked) == set(RECIPES) - left_out
+    assert next(iter(asked)) == PLAIN
 
 
 def test_one_node_budget_for_all() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.part import option_value
+from sapwood.core.types import Guarantee
 from sapwood.engine.loop import Engine
 from sapwood.errors import SapwoodError
 from sapwood.recipe import Recipe
@@ -34,20 +35,29 @@ class RecipeSet:
 
 
 def read_recipes(text: str) -> dict[str, bool]:
-    """Recipes by name or spelling, plain decoding first; True if named explicitly, not by `all`."""
+    """Recipes by name or spelling, plain decoding first; True if named explicitly.
+
+    `all` stands for every named recipe, `lossless` for those that promise the text or the law.
+    """
     names = split(text)
     if not names:
         raise SapwoodError(
-            f"recipes {text!r} names none; known: {', '.join(RECIPES)}, or `all` of them"
+            f"recipes {text!r} names none; known: {', '.join(RECIPES)}, or `all` of them, "
+            "or `lossless` ones"
         )
     asked = {PLAIN: True}
     for name in names:
-        if name == "all":
-            asked = {**dict.fromkeys(RECIPES, False), **asked}
+        if name in ("all", "lossless"):
+            asked = {**dict.fromkeys(named(lossy=name == "all"), False), **asked}
         else:
             resolve(name)  # a misspelling fails before anything slow
             asked[name] = True
     return {PLAIN: True, **asked}
+
+
+def named(*, lossy: bool) -> list[str]:
+    """The named recipes, those that change the target's distribution only if `lossy`."""
+    return [name for name in RECIPES if lossy or resolve(name).guarantee is not Guarantee.LOSSY]
 
 
 def split(text: str) -> list[str]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sapwood.llm import LLM
 
 RECIPES = (
-    "Names or spellings, separated by commas or semicolons; `all` is every named recipe. "
+    "Names or spellings, separated by commas or semicolons; `all` is every named recipe, "
+    "`lossless` every one that promises the same text or distribution. "
     "plain always runs."
 )
 SUITE = (

@@ -29,9 +29,10 @@ from sapwood.train.rounds import RecordedRounds, final_layer, record
 
 # prompts that are recorded however little time there is: one to fit on, one to test on
 LEAST = 2
-CHECKED = 60  # nodes of a recorded tree; the measured cost model ends a little above
 CHAINS = "chain + match + fixed(nodes=8, depth=8, width=1)"
-TREES = f"beam(beam=10) + match + fixed(nodes={CHECKED}, depth=8, width=10)"
+TREES = "beam(beam=10) + match + fixed(nodes=60, depth=8, width=10)"
+# as large as `ltd` may choose; the cost of rows beyond the measured ones is taken in proportion
+LARGE_TREES = f"beam(beam=10) + match + fixed(nodes={max(ltd.SIZES)}, depth=12, width=10)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,7 @@ def fit_c2t(context: FitContext) -> tuple[FitResult, ArrayRecord]:
 def fit_ltd(context: FitContext) -> tuple[FitResult, ArrayRecord]:
     """Fit on trees replayed at every depth and size."""
     found = context.rounds()
-    sizes = [size for size in ltd.SIZES if size < CHECKED]
-    return ltd.fit(found, cost=context.cost, sizes=[*sizes, CHECKED], seed=context.seed), found
+    return ltd.fit(found, cost=context.cost, seed=context.seed), found
 
 
 def fit_judge(context: FitContext) -> tuple[FitResult, ArrayRecord]:
@@ -184,7 +184,7 @@ class PredictorKind:
 PREDICTOR_KINDS: dict[str, PredictorKind] = {
     "specdec++": PredictorKind("eagle3", CHAINS, fit_specdecpp),
     "ldlp": PredictorKind("eagle", CHAINS, fit_ldlp),
-    "c2t": PredictorKind("eagle3", TREES, fit_c2t),
-    "ltd": PredictorKind("eagle3", TREES, fit_ltd),
+    "c2t": PredictorKind("eagle3", LARGE_TREES, fit_c2t),
+    "ltd": PredictorKind("eagle3", LARGE_TREES, fit_ltd),
     "judge": PredictorKind("eagle3", TREES, fit_judge),
 }

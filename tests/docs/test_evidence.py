@@ -1,0 +1,110 @@
+"""Tables of rules say what their records say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools import evidence
+
+PLACE = {
+    "command": "python benchmarks/x.py s.jsonl --threads 1 --seconds 9 --json /a/x.json",
+    "commit": "0123abc",
+    "machine": {"cpu": "a processor"},
+    "model": {"name": "smollm2", "dtype": "int8", "device": "cpu"},
+}
+TEMPERATURE: dict[str, Any] = {
+    **PLACE,
+    "settings": {
+        "temperatures": [0.0, 1.0],
+        "places": 4,
+        "draws": 2,
+        "suite": "s.jsonl",
+        "drafter": "eagle3",
+    },
+    "rows": [
+        {"temperature": 0.0, "tree": "two", "draws": "topk", "rule": "match"},
+        {"temperature": 1.0, "tree": "two", "draws": "swor", "rule": "rrs"},
+    ],
+    "orders": [
+        {
+            "temperature": 1.0,
+            "tree": "two",
+            "better": "swor rrs",
+            "worse": "iid mss",
+            "source": "a paper",
+            "mean": 0.05,
+            "low": low,
+            "high": high,
+        }
+        for low, high in ((0.01, 0.09),)
+    ],
+}
+for place, row in enumerate(TEMPERATURE["rows"]):
+    row |= {"tokens_per_pass": 1.5 + place, "low": 1.25, "high": 1.75 + place, "prompts": 3}
+DIRECTIONS: dict[str, Any] = {
+    **PLACE,
+    "settings": {"suite": "s.jsonl", "tokens": 32},
+    "elsewhere": {"pearl": "time"},
+    "rows": [
+        {
+            "recipe": "swift",
+            "paper": "2410.06916",
+            "claim": "siblings help",
+            "measure": "tokens per pass",
+            "temperature": 0.0,
+            "prompts": 8,
+            "gain": 0.25,
+            "low": 0.1,
+            "high": 0.4,
+            "sign": "agrees",
+            "means": {"tokens per pass": [1.25, 1.0]},
+            "nodes_per_pass": [9.0, 1.5],
+        }
+    ],
+}
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / evidence.RESULTS
+    folder.mkdir(parents=True)
+    (folder / evidence.TEMPERATURE).write_text(json.dumps(TEMPERATURE))
+    (folder / evidence.DIRECTIONS).write_text(json.dumps(DIRECTIONS))
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    return folder
+
+
+def test_rules_stand_beside_the_one_of_temperature_0(records: Path) -> None:
+    assert evidence.rules_by_temperature().splitlines()[2:] == [
+        "| 2 children | swor | `rrs` | 1.500 (1.25 to 1.75) | 2.500 (1.25 to 2.75) |"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "mark"),
+    [(0.01, 0.09, "holds"), (-0.02, 0.1, "within noise"), (-0.2, -0.1, "opposite")],
+)
+def test_an_order_holds_if_the_whole_interval_does(low: float, high: float, mark: str) -> None:
+    assert evidence.gain_cell({"mean": 0.05, "low": low, "high": high}).endswith(f", {mark}")
+
+
+def test_directions_show_claim_measurement_and_sign(records: Path) -> None:
+    text = evidence.directions()
+    assert "Signs of 1 rules: agrees: 1, within noise: 0, opposite: 0." in text
+    assert (
+        "| `swift` | [2410.06916](https://arxiv.org/abs/2410.06916) | siblings help | tokens per "
+        "pass | 1.25 / 1.00 | +25% (+10% to +40%) | agrees | 1.25 / 1.00 | 9.0 / 1.5 |" in text
+    )
+    assert "- `pearl`: time.\n" in text
+    assert evidence.direction(DIRECTIONS, "swift", "gain") == 0.25
+
+
+def test_commands_are_shown_without_how_their_time_was_cut(records: Path) -> None:
+    assert evidence.command_of(DIRECTIONS, "x.json") == (
+        "python benchmarks/x.py s.jsonl --json benchmarks/results/x.json"
+    )
+    [section] = evidence.directions_section(DIRECTIONS)
+    assert section.startswith("## Adaptive rules on and off\n")
+    [section] = evidence.temperature_section(TEMPERATURE)
+    assert "at 4 places of each of 3 prompts of s.jsonl" in section

@@ -1,0 +1,263 @@
+"""Tables of the records that compare rules: by temperature, on and off, and on long texts.
+
+`tools/figures.py`, `tools/tables.py` and `tools/benchmarks.py` put them into pages.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = "benchmarks/results"
+TEMPERATURE = "temperature.json"
+DIRECTIONS = "directions.json"
+LONG = "long-context.json"
+TREES = {
+    "two": "2 children",
+    "four": "4 children",
+    "chain": "chain of 6",
+    "pairs": "2, 2, 2 children",
+}
+Record = dict[str, Any]
+
+DIRECTIONS_TEXT = """\
+## Directions
+
+Each adaptive rule beside the same recipe without it: the same drafter, the same largest number of
+nodes, the same prompts. The **gain** is that of the measure that the claim is about, with its 95 %
+interval over prompts; the **sign** agrees when the whole interval is above zero. Where a paper
+compares with a constant draft length, ours is five tokens. Counts need no particular machine;
+modelled speed adds up the measured costs of passes and of EAGLE-3's levels on the machine that is
+named. Any shorter draft raises what is accepted per drafted node: read that beside the tokens of a
+pass. Claims are the papers' own, for larger models: compare signs, not sizes.
+"""
+
+
+def read(name: str) -> Record:
+    """A record."""
+    record: Record = json.loads((ROOT / RESULTS / name).read_text(encoding="utf-8"))
+    return record
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    body = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in body)
+
+
+def command_of(record: Record, name: str) -> str:
+    """The command of a record, without how its time was cut into pieces."""
+    kept = re.sub(r" --(seconds|threads) \S+", "", record["command"])
+    return re.sub(r"--json \S+", f"--json {RESULTS}/{name}", kept)
+
+
+def place(record: Record) -> str:
+    """Model, machine and commit as text."""
+    model, machine = record["model"], record["machine"]
+    return (
+        f"{model['name']}, {model['dtype']} on {model['device']}; {machine['cpu']}, commit "
+        f"{record['commit']}"
+    )
+
+
+# ------------------------------------------------------------------------------ temperature
+def rules_by_temperature() -> str:
+    """Expected tokens per pass of every rule, a column for each temperature."""
+    record = read(TEMPERATURE)
+    rows = record["rows"]
+    hot = [value for value in record["settings"]["temperatures"] if value]
+    cells = []
+    for tree, title in TREES.items():
+        for draws, rule in dict.fromkeys(
+            (row["draws"], row["rule"]) for row in rows if row["tree"] == tree
+        ):
+            found = {
+                row["temperature"]: row
+                for row in rows
+                if (row["tree"], row["draws"], row["rule"]) == (tree, draws, rule)
+            }
+            if all(value in found for value in hot):
+                cold = [row for row in rows if (row["tree"], row["temperature"]) == (tree, 0)]
+                cells.append([title, draws, f"`{rule}`", *map(span, [*cold, *map(found.get, hot)])])
+    heads = [f"T = {value:g}" for value in record["settings"]["temperatures"]]
+    return markdown(["tree", "draws", "rule", *heads], cells)
+
+
+def span(row: Record) -> str:
+    """Tokens per pass with their interval."""
+    return f"{row['tokens_per_pass']:.3f} ({row['low']:.2f} to {row['high']:.2f})"
+
+
+def orders_by_temperature() -> str:
+    """The pairs of rules that theory or a paper orders, and their difference here."""
+    record = read(TEMPERATURE)
+    hot = [value for value in record["settings"]["temperatures"] if value]
+    found: dict[tuple[str, ...], dict[float, Record]] = {}
+    for order in record["orders"]:
+        key = order["tree"], order["better"], order["worse"], order["source"]
+        found.setdefault(key, {})[order["temperature"]] = order
+    rows = [
+        [
+            TREES[tree],
+            f"{rule(better)} ≥ {rule(worse)}",
+            source,
+            *(gain_cell(each.get(value)) for value in hot),
+        ]
+        for (tree, better, worse, source), each in found.items()
+    ]
+    return markdown(["tree", "order", "by", *(f"T = {value:g}" for value in hot)], rows)
+
+
+def rule(name: str) -> str:
+    """A rule and its draws as text."""
+    draws, _, own = name.partition(" ")
+    return f"`{own}` ({draws})"
+
+
+def gain_cell(row: Record | None) -> str:
+    """A relative difference, its interval and whether it has the sign of the order."""
+    if row is None:
+        return ""
+    mark = "holds" if row["low"] >= 0 else "opposite" if row["high"] < 0 else "within noise"
+    return f"{row['mean']:+.1%} ({row['low']:+.1%} to {row['high']:+.1%}), {mark}"
+
+
+def temperature_section(record: Record) -> Iterator[str]:
+    """The rules by temperature, for the page of benchmarks."""
+    settings = record["settings"]
+    count = max(row["prompts"] for row in record["rows"])
+    text = (
+        f"Expected tokens of a pass, from distributions recorded at {settings['places']} places of "
+        f"each of {count} prompts of {settings['suite']}; drafter `{settings['drafter']}`, "
+        f"{settings['draws']} trees a place, verdicts enumerated; {place(record)}. File: "
+        f"[{TEMPERATURE}](../{RESULTS}/{TEMPERATURE}). What theory says of the order: "
+        "[verifiers](families/verifiers.md#at-a-temperature)."
+    )
+    yield titled(
+        "Acceptance rules by temperature", text, rules_by_temperature(), record, TEMPERATURE
+    )
+
+
+# ------------------------------------------------------------------------------- directions
+def directions() -> str:
+    """The section of docs/methods.md: claims, measurements and signs."""
+    record = read(DIRECTIONS)
+    elsewhere = "".join(f"- `{name}`: {why}.\n" for name, why in record["elsewhere"].items())
+    settings = record["settings"]
+    counts = [row["prompts"] for row in record["rows"]]
+    source = (
+        f"Record: [{DIRECTIONS}](../{RESULTS}/{DIRECTIONS}), {max(counts)} prompts of "
+        f"{settings['suite']}, {settings['tokens']} tokens each; {place(record)}. "
+        f"{tally(record)}\n"
+    )
+    return "\n".join(
+        [DIRECTIONS_TEXT, source, directions_table(record), "Not in this table:\n", elsewhere]
+    )
+
+
+def tally(record: Record) -> str:
+    """How many signs agree."""
+    signs = [row["sign"] for row in record["rows"]]
+    counts = [f"{sign}: {signs.count(sign)}" for sign in ("agrees", "within noise", "opposite")]
+    return f"Signs of {len(signs)} rules: {', '.join(counts)}."
+
+
+def directions_table(record: Record) -> str:
+    """A row for each rule."""
+    rows = []
+    for row in record["rows"]:
+        on, off = row["means"][row["measure"]]
+        form = ".0f" if on is not None and on > 20 else ".2f"
+        values = " / ".join("" if value is None else f"{value:{form}}" for value in (on, off))
+        per_pass = " / ".join(f"{value:.2f}" for value in row["means"]["tokens per pass"])
+        nodes = " / ".join(f"{value:.1f}" for value in row["nodes_per_pass"])
+        hot = f", T = {row['temperature']:g}" if row["temperature"] else ""
+        gain = f"{row['gain']:+.0%} ({row['low']:+.0%} to {row['high']:+.0%})"
+        rows.append(
+            [
+                f"`{row['recipe']}`",
+                cited(row["paper"]),
+                row["claim"],
+                f"{row['measure']}{hot}",
+                values,
+                gain,
+                row["sign"],
+                per_pass,
+                nodes,
+            ]
+        )
+    heads = ["rule", "paper", "claim", "measure", "on / off", "gain", "sign"]
+    return markdown([*heads, "tokens / pass", "nodes / pass"], rows)
+
+
+def direction(record: Record, recipe: str, key: str) -> float:
+    """A number of one rule: its measure on or off, the gain, tokens and nodes per pass."""
+    row = next(row for row in record["rows"] if row["recipe"] == recipe)
+    means = row["means"]
+    found = {
+        "on": means[row["measure"]][0],
+        "off": means[row["measure"]][1],
+        "gain": row["gain"],
+        "per_pass": means["tokens per pass"][0],
+        "nodes": row["nodes_per_pass"][0],
+    }
+    return float(found[key])
+
+
+def cited(paper: str) -> str:
+    """A paper as a link, if it is on arXiv."""
+    if re.fullmatch(r"\d{4}\.\d{4,5}", paper):
+        return f"[{paper}](https://arxiv.org/abs/{paper})"
+    return paper
+
+
+def directions_section(record: Record) -> Iterator[str]:
+    """The count of signs, for the page of benchmarks."""
+    text = (
+        f"Every adaptive rule beside the same recipe without it. {tally(record)} All rows are in "
+        f"[methods.md](methods.md#directions). {place(record)}. File: "
+        f"[{DIRECTIONS}](../{RESULTS}/{DIRECTIONS})."
+    )
+    rows = [
+        [sign, ", ".join(f"`{row['recipe']}`" for row in record["rows"] if row["sign"] == sign)]
+        for sign in ("agrees", "within noise", "opposite")
+    ]
+    yield titled(
+        "Adaptive rules on and off", text, markdown(["sign", "rules"], rows), record, DIRECTIONS
+    )
+
+
+def titled(title: str, text: str, table: str, record: Record, name: str) -> str:
+    """A section of the page of benchmarks."""
+    made = f"Made by:\n\n```\n{command_of(record, name)}\n```\n"
+    return f"## {title}\n\n{text}\n\n{table}\n{made}"
+
+
+# ----------------------------------------------------------------------------- long context
+def long_context() -> str:
+    """Tokens and nodes per pass by length of the text."""
+    rows = [
+        [
+            str(row["context"]),
+            row["recipe"] if " " in row["recipe"] else f"`{row['recipe']}`",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['nodes_per_pass']:.1f}",
+            "" if row["accepted_per_node"] is None else f"{row['accepted_per_node']:.0%}",
+            f"{row['identical']}/{row['prompts']}",
+        ]
+        for row in read(LONG)["rows"]
+    ]
+    heads = ["tokens of text", "recipe", "tokens / pass", "nodes / pass", "accepted", "same text"]
+    return markdown(heads, rows)
+
+
+def long_section(record: Record) -> Iterator[str]:
+    """Long texts, for the page of benchmarks."""
+    settings = record["settings"]
+    text = (
+        f"{settings['tokens']} greedy tokens after questions about a long ledger, {place(record)}. "
+        f"Counts alone: nothing was timed. File: [{LONG}](../{RESULTS}/{LONG})."
+    )
+    yield titled("Long texts", text, long_context(), record, LONG)
