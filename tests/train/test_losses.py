@@ -214,7 +214,7 @@ def test_a_divergence_and_its_slope_are_the_formulas(
     states, head, probs, weights, best = made(5, 6, 3)
     ours = [tensor.clone().requires_grad_() for tensor in (states, head)]
     theirs = [tensor.clone().requires_grad_() for tensor in (states, head)]
-    loss, _ = soft_cross(*ours, probs, weights, best, divergence)
+    loss, _ = soft_cross(ours[0], ours[1], probs, weights, best, divergence)
     wanted = diverging(theirs[0] @ theirs[1].t(), probs, weights, divergence)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
     slopes = torch.autograd.grad(loss, ours)
