@@ -11,8 +11,8 @@ from sapwood.core.diffusion import MASK, filled, fills
 from sapwood.engine import diffusion
 from sapwood.engine.diffusion import decode_self_speculative, decode_stepwise, masked
 from sapwood.errors import SapwoodError
-from sapwood.heads.masked_lm import MaskedLmConfig
-from sapwood.train.masked_lm import train_masked_lm
+from sapwood.testing import check_diffusion
+from tests.helpers.masked_lm import MaskedLmConfig, train_masked_lm
 
 CASES = [(f"table {number}", change) for number in range(30) for change in (0.0, 0.1, 0.3, 1.0)]
 
@@ -92,15 +92,16 @@ def test_a_small_trained_model_is_decoded_in_fewer_passes() -> None:
     starts = torch.arange(12)[:, None]
     texts = (starts + torch.arange(12)) % 12  # a text counts on from its first token
     model = train_masked_lm(texts, MaskedLmConfig(12, layers=1, places=12), steps=80)
-    plain_passes = fast_passes = 0
-    for start in range(12):
-        text = masked([start], 11)
-        plain = decode_stepwise(model, text)
-        fast = decode_self_speculative(model, text, drafts=4)
-        assert (fast.tokens, fast.steps) == (plain.tokens, plain.steps)
-        plain_passes += plain.passes
-        fast_passes += fast.passes
-    assert fast_passes < plain_passes
+    passes = [check_diffusion(model, masked([start], 11)) for start in range(12)]
+    assert sum(each[4] for each in passes) < sum(each[1] for each in passes) == 11 * 12
+
+
+def test_the_check_raises_where_texts_differ() -> None:
+    assert check_diffusion()[1] == 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diffusion, "confirmed", lambda drafted, following: (len(drafted), []))
+        with pytest.raises(AssertionError, match="drafts a pass fill"):
+            check_diffusion(ToyDiffusion(change=1.0))
 
 
 def test_nothing_to_fill_takes_no_pass_and_wrong_numbers_are_refused() -> None:

@@ -170,6 +170,7 @@ def kept_places(
 
 def unused(counts: IntArray, config: Any) -> int:
     """The token that is used least, the last of equals, and no special one."""
-    special = {getattr(config, name, None) for name in SPECIAL}
+    named = [config.to_dict().get(name) for name in SPECIAL]  # some models name several ends
+    special = {token for each in named for token in (each if isinstance(each, list) else [each])}
     able = [token for token in range(len(counts)) if token not in special]
     return min(reversed(able), key=lambda token: int(counts[token]))

@@ -51,7 +51,9 @@ def tree_recipe() -> Recipe:
 
 @pytest.mark.parametrize("recipe", [chain_recipe(), tree_recipe()], ids=str)
 def test_the_law_is_the_targets(recipe: Recipe) -> None:
-    assert law_error(recipe, ToyBackend(vocab=2), SAMPLED, rounds=2, horizon=3) <= 1e-12
+    assert (
+        law_error(recipe, ToyBackend(vocab=2), SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) <= 1e-12
+    )
 
 
 def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
@@ -61,7 +63,12 @@ def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_base, "propose", misstated)
-        assert law_error(chain_recipe(), ToyBackend(vocab=2), SAMPLED, rounds=2, horizon=3) > 1e-3
+        assert (
+            law_error(
+                chain_recipe(), ToyBackend(vocab=2), SAMPLED, rounds=2, horizon=3, prompt=[1, 0]
+            )
+            > 1e-3
+        )
 
 
 def departure() -> float:

@@ -114,7 +114,7 @@ def sampled_recipe(draws: Draw, policy: Any, verifier: Any) -> Recipe:
 )
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
     recipe = sampled_recipe(draws, policy, verifier)
-    assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3) <= 1e-6
+    assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) <= 1e-6
 
 
 def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
@@ -125,7 +125,7 @@ def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
     recipe = sampled_recipe(Draw.IID, Chain(), Speculative())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_base, "propose", misstated)
-        assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3) > 1e-3
+        assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) > 1e-3
 
 
 def bound(**options: Any) -> Ppd:

@@ -116,12 +116,12 @@ def test_every_depth_is_the_output_of_its_stream() -> None:
 
 
 def test_streams_that_begin_from_another_token_would_be_noticed() -> None:
-    def first_row(self: StreamsHead, states: Tensor, gate: RowGate) -> Tensor:
-        return original(self, states, RowGate(gate.rows, gate.anchors * 0))
+    def from_the_next(self: StreamsHead, states: Tensor, gate: RowGate) -> Tensor:
+        return original(self, states.roll(-1, 1), gate)
 
     original = StreamsHead.begun
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamsHead, "begun", first_row)
+        patch.setattr(StreamsHead, "begun", from_the_next)
         assert departure(streams(tiny_models.backend("llama").model, ROWS)) > 1e-3
 
 
@@ -146,7 +146,7 @@ def two_tokens() -> TorchBackend:
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
     target = two_tokens()
     recipe = sampled_recipe(target, draws, policy, verifier)
-    assert law_error(recipe, target, SAMPLED, rounds=2, horizon=3) <= 1e-6
+    assert law_error(recipe, target, SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) <= 1e-6
 
 
 def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
@@ -158,7 +158,7 @@ def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:
     recipe = sampled_recipe(target, Draw.IID, Chain(), Speculative())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_base, "propose", misstated)
-        assert law_error(recipe, target, SAMPLED, rounds=2, horizon=3) > 1e-3
+        assert law_error(recipe, target, SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) > 1e-3
 
 
 @torch.no_grad()

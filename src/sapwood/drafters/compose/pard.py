@@ -34,7 +34,7 @@ class Pard(MaskedBase):
         """Load the model, compare vocabularies and find the mask token."""
         super().bind(setting)
         model = self.backend.capabilities.model
-        known = None if model is None else getattr(model.config, "pard_token", None)
+        known = None if model is None else model.config.to_dict().get("pard_token")
         found = self.mask if self.mask != UNKNOWN else known
         if found is None:
             raise SapwoodError(

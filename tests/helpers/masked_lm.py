@@ -1,4 +1,4 @@
-"""A small masked language model: a bidirectional transformer that fills masks."""
+"""A small masked language model, a bidirectional transformer that fills masks, and its training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sapwood.core.array_types import FloatArray
 from sapwood.core.diffusion import MASK, Text
@@ -53,3 +54,28 @@ class MaskedLm(nn.Module):
         """Probs of every place of each text [places, vocab], all texts in one pass."""
         probs = self(torch.tensor(texts)).softmax(-1).double().numpy()
         return [np.ascontiguousarray(rows) for rows in probs]
+
+
+def train_masked_lm(
+    texts: Tensor, config: MaskedLmConfig, *, steps: int = 200, rate: float = 3e-3, seed: int = 0
+) -> MaskedLm:
+    """A model trained on texts [texts, places]."""
+    torch.manual_seed(seed)
+    model = MaskedLm(config)
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    for _ in range(steps):
+        batch = texts[torch.randint(len(texts), (32,))]
+        optimizer.zero_grad()
+        denoising_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model.eval()
+
+
+def denoising_loss(model: MaskedLm, batch: Tensor) -> Tensor:
+    """Cross entropy of masked places, divided by each text's share of masks: the diffusion bound."""
+    share = torch.rand(len(batch), 1).clamp(min=0.05)
+    hidden = torch.rand(batch.shape) < share
+    logits = model(batch.masked_fill(hidden, MASK))
+    losses = F.cross_entropy(logits.flatten(0, 1), batch.flatten(), reduction="none")
+    weights = hidden / share
+    return (losses.view_as(batch) * weights).sum() / batch.numel()
