@@ -64,6 +64,7 @@ TITLES = {
     "methods.json": "Every recipe",
     "cpu-pair.json": "A pair of models",
     "guest-vllm.json": "Inside vLLM",
+    "distillation.json": "Ways of training a draft model",
     "peers.json": "Other engines in one run of `sapwood bench`",
     "cpu-auto-float32.json": "Recipes that need no training, float32",
     "cpu-built-in.json": "Built-in prompts, float32",
@@ -79,6 +80,7 @@ ABOUT = {
     "methods.json": "six short built-in prompts for each recipe",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts of accepted tokens, its first run",
+    "distillation.json": "a tiny random target: acceptance after equal steps of training",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
     "cpu-auto-float32.json": "48 Spec-Bench prompts",
     "cpu-built-in.json": "9 built-in prompts, before there were trained heads",
@@ -159,7 +161,7 @@ def gain(name: str, record: Record) -> str:
         levels = sorted({row["level"] for row in record["rows"]})
         cells = [f"{figures.served('auto', level)(record):.2f} with {level}" for level in levels]
         return ", ".join(cells) + " at a time"
-    if name == figures.GUEST:  # counts, no seconds
+    if name == figures.GUEST or "held_out" in record:  # counts, no seconds
         return ""
     if "speedups" in record:
         runs = record["speedups"]["auto"]
@@ -413,6 +415,18 @@ def serving_section(record: Record) -> Iterator[str]:
     yield section(TITLES["cpu-serving.json"], text, shown, record["command"])
 
 
+def training_section(record: Record) -> Iterator[str]:
+    """Ways of training a draft model, by benchmarks/distillation.py."""
+    text = (
+        f"Target: {record['target']}; {record['steps']} steps each on {record['texts']} texts, "
+        f"replayed on {record['held_out']} others ({record['held_out_tokens']:,} tokens); "
+        f"{record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"File: [distillation.json](../{RESULTS}/distillation.json)."
+    )
+    shown = figures.training_ways()
+    yield section(TITLES["distillation.json"], text, shown, record["command"])
+
+
 def guest_section(record: Record) -> Iterator[str]:
     """Sapwood inside vLLM, by benchmarks/guest_vllm.py."""
     rows = [
@@ -543,6 +557,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,
+    "distillation.json": training_section,
     "cpu-serving.json": serving_section,
     "gpu-h200.json": gpu_sections,
     "gpu-serving.json": gpu_serving_section,
