@@ -150,6 +150,29 @@ def tiny_start(teacher: Teacher, texts: Corpus, args: argparse.Namespace) -> Pat
     return folder
 
 
+def described(
+    args: argparse.Namespace,
+    teacher: Teacher,
+    texts: Corpus,
+    whole: Corpus,
+    held: list[int],
+    rows: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The record: what was run where, and its rows."""
+    return {
+        "command": f"python benchmarks/distillation.py --data FOLDER --model {args.model} "
+        f"--steps {args.steps} --tokens {args.tokens} --batch {args.batch} --json {args.json}",
+        "commit": provenance.commit(),
+        "machine": provenance.machine(teacher.backend.info, None),
+        "target": args.model,
+        "steps": args.steps,
+        "texts": len(texts),
+        "held_out": len(held),
+        "held_out_tokens": int(sum(whole.lengths[text] - whole.answers[text] for text in held)),
+        "rows": rows,
+    }
+
+
 def main() -> int:
     """Train every way, replay, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -191,20 +214,9 @@ def main() -> int:
             **found,
         }
         print(rows[way], flush=True)
-    record = {
-        "command": f"python benchmarks/distillation.py --data FOLDER --model {args.model} "
-        f"--steps {args.steps} --tokens {args.tokens} --batch {args.batch} --json {args.json}",
-        "commit": provenance.commit(),
-        "machine": provenance.machine(teacher.backend.info, None),
-        "target": args.model,
-        "steps": args.steps,
-        "texts": len(texts),
-        "held_out": len(held),
-        "held_out_tokens": int(sum(whole.lengths[text] - whole.answers[text] for text in held)),
-        "rows": list(rows.values()),
-    }
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        if args.json:
+            record = described(args, teacher, texts, whole, held, list(rows.values()))
+            args.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

@@ -68,6 +68,7 @@ TITLES = {
     "cpu-pair.json": "A pair of models",
     "guest-vllm.json": "Inside vLLM",
     "heads.json": "Kinds of heads, trained for equal minutes",
+    "distillation.json": "Ways of training a draft model",
     "peers.json": "Other engines in one run of `sapwood bench`",
     "cpu-auto-float32.json": "Recipes that need no training, float32",
     "cpu-built-in.json": "Built-in prompts, float32",
@@ -87,6 +88,7 @@ ABOUT = {
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
     "heads.json": "SmolLM2-135M: tokens per pass of every kind of head after a short training",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts, without a cost file at first",
+    "distillation.json": "a tiny random target: acceptance after equal steps of training",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
     "cpu-auto-float32.json": "48 Spec-Bench prompts",
     "cpu-built-in.json": "9 built-in prompts, before there were trained heads",
@@ -167,7 +169,7 @@ def gain(name: str, record: Record) -> str:
         levels = sorted({row["level"] for row in record["rows"]})
         cells = [f"{figures.served('auto', level)(record):.2f} with {level}" for level in levels]
         return ", ".join(cells) + " at a time"
-    if name in (figures.GUEST, figures.HEADS):  # counts, no seconds
+    if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
         return ""
     if "speedups" in record:
         runs = record["speedups"]["auto"]
@@ -433,6 +435,18 @@ def heads_section(record: Record) -> Iterator[str]:
     yield section(TITLES[figures.HEADS], text, figures.head_kinds(), record["command"])
 
 
+def training_section(record: Record) -> Iterator[str]:
+    """Ways of training a draft model, by benchmarks/distillation.py."""
+    text = (
+        f"Target: {record['target']}; {record['steps']} steps each on {record['texts']} texts, "
+        f"replayed on {record['held_out']} others ({record['held_out_tokens']:,} tokens); "
+        f"{record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"File: [distillation.json](../{RESULTS}/distillation.json)."
+    )
+    shown = figures.training_ways()
+    yield section(TITLES["distillation.json"], text, shown, record["command"])
+
+
 def guest_section(record: Record) -> Iterator[str]:
     """Sapwood inside vLLM, by benchmarks/guest_vllm.py."""
     rows = [
@@ -567,6 +581,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,
     "heads.json": heads_section,
+    "distillation.json": training_section,
     "cpu-serving.json": serving_section,
     "gpu-h200.json": gpu_sections,
     "gpu-serving.json": gpu_serving_section,

@@ -321,8 +321,8 @@ def test_the_loss_on_the_best_tokens_is_added_to_every_step() -> None:
     for step, states in enumerate(eagle.unroll(head, batch, 2)):
         rows, weights = labels.rows(step)
         chosen = states[labels.texts, rows]
-        more.append(float(eagle.top_loss(labels, chosen, head.output, weights, 5)))
+        more.append(eagle.top_loss(labels, chosen, head.output, weights, 5).item())
     wanted = 0.5 * (more[0] + plain.decay * more[1]) / (1 + plain.decay)
     hass = replace(plain, top=5, top_weight=0.5)
-    lessons = [float(one.loss(head, teacher(), batch).loss) for one in (hass, plain)]
+    lessons = [one.loss(head, teacher(), batch).loss.item() for one in (hass, plain)]
     assert lessons[0] - lessons[1] == pytest.approx(wanted, rel=1e-6)
