@@ -24,6 +24,22 @@ kept = torch.library.Library("torchvision", "DEF")
 kept.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 kept.define("qnms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 """
+# torchaudio's do not either: SGLang imports it for models that listen
+AUDIO = """
+import sys, types
+class Absent(types.ModuleType):
+    __path__ = []
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(name)
+for name in ("functional", "transforms", "compliance", "compliance.kaldi"):
+    sys.modules["torchaudio." + name] = Absent(name)
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Absent(name)
+"""
 KEPT: dict[str, Any] = {}  # operators are there as long as their library is
 TOKENS = 40
 PROMPTS = 12
@@ -73,6 +89,8 @@ def install(folder: Path) -> None:
     kernels = folder / "sgl_kernel"
     kernels.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("sglang_cpu_kernels.py"), kernels / "__init__.py")
+    (folder / "torchaudio").mkdir()
+    (folder / "torchaudio" / "__init__.py").write_text(AUDIO)
     (folder / "sitecustomize.py").write_text(OPERATORS)
     place = folder / "sapwood_trial-0.dist-info"
     place.mkdir()
