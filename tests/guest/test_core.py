@@ -248,6 +248,18 @@ def test_steps_with_prompts_do_not_teach_seconds() -> None:
     assert host.guest.cost.seconds(9, 100) < 0.05
 
 
+def test_steps_with_prompts_are_not_counted_as_throughput() -> None:
+    host = ReplayHost(lambda rows: 0.08 + 0.004 * rows)
+    host.run([copying("a", 300), rambling("b", 1, 60)])
+    stats = host.guest.stats[0]
+    assert host.guest.cost.measured
+    before = (stats.plain, stats.seconds, stats.lost)
+    first = copying("c", 400)
+    for number in range(10):
+        host.step([first, copying(f"d{number}")])
+    assert (stats.plain, stats.seconds, stats.lost) == before
+
+
 # -------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize("recipe", ["recycling", "lookahead", "stand", "medusa", "eagle3"])
 def test_recipes_that_read_scores_are_refused_in_one_sentence(recipe: str) -> None:

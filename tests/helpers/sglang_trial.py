@@ -7,6 +7,7 @@ verification, memory and the plug-in are those of a GPU; attention and tree walk
 
 import json
 import os
+import runpy
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,30 @@ from typing import Any
 from tests.helpers.vllm_trial import tiny_model
 
 NODES = 8
+# torchvision's wheels for CUDA do not load beside a torch for CPUs: it asks for these operators
+OPERATORS = """
+import torch
+kept = torch.library.Library("torchvision", "DEF")
+kept.define("nms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+kept.define("qnms(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+"""
+# torchaudio's do not either: SGLang imports it for models that listen
+AUDIO = """
+import sys, types
+class Absent(types.ModuleType):
+    __path__ = []
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(name)
+for name in ("functional", "transforms", "compliance", "compliance.kaldi"):
+    sys.modules["torchaudio." + name] = Absent(name)
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Absent(name)
+"""
+KEPT: dict[str, Any] = {}  # operators are there as long as their library is
 TOKENS = 40
 PROMPTS = 12
 
@@ -64,6 +89,9 @@ def install(folder: Path) -> None:
     kernels = folder / "sgl_kernel"
     kernels.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("sglang_cpu_kernels.py"), kernels / "__init__.py")
+    (folder / "torchaudio").mkdir()
+    (folder / "torchaudio" / "__init__.py").write_text(AUDIO)
+    (folder / "sitecustomize.py").write_text(OPERATORS)
     place = folder / "sapwood_trial-0.dist-info"
     place.mkdir()
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: sapwood-trial\nVersion: 0\n")
@@ -71,6 +99,7 @@ def install(folder: Path) -> None:
         "[sglang.srt.plugins]\nsapwood = sapwood.guest.sglang:register\n"
     )
     sys.path.insert(0, str(folder))
+    KEPT.update(runpy.run_path(str(folder / "sitecustomize.py")))  # this process began without it
     os.environ["PYTHONPATH"] = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
 
 

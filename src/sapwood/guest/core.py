@@ -223,10 +223,11 @@ class Guest:
         """Learn the host's seconds by a step, and count what its trees brought.
 
         While the price of a row is a guess nothing is compared with it, neither throughput nor what
-        a step lost: drafting rests after measured losses alone.
+        a step lost: drafting rests after measured losses alone. What part of its seconds a step
+        spent on prompts is a guess too.
         """
         self.counted += 1
-        if self.cost.measured:
+        if self.cost.measured and not shared.prefill:
             before = self._saved(shared)
             refined = refine(self.cost, shared)
             for stats in self.stats:

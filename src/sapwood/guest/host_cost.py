@@ -126,18 +126,20 @@ def prior(rows: Any) -> Any:
 
 
 def line_through(steps: Iterable[tuple[int, float]]) -> tuple[float, float] | None:
-    """Seconds of no rows and of each row, by the median slope of all pairs (Theil and Sen).
+    """Seconds of no rows and of each row, by the slopes of all pairs of steps (Theil and Sen).
 
-    None for a few steps, or for those of nearly the same rows. Neither is below nothing, and both
-    together are above it.
+    Of those slopes the lower quartile counts and not the median: on a busy host slopes scatter
+    widely, and a row that is thought too dear is not tried again. None for a few steps, or for
+    those of nearly the same rows. A row costs no less than it is guessed to before.
     """
     rows, seconds = np.array(list(steps), float).reshape(-1, 2).T
     apart = rows[:, None] >= APART * rows
     if len(rows) < FEW or np.count_nonzero(apart) < FEW:
         return None
     rise = (seconds[:, None] - seconds)[apart] / (rows[:, None] - rows)[apart]
+    least = float(np.median(seconds / prior(rows))) / SLOPE
     most = float(np.median(seconds / rows))  # a step of no rows takes some time
-    each = min(max(float(np.median(rise)), 0.0), most)
+    each = min(max(float(np.quantile(rise, 0.25)), least), most)
     return max(float(np.median(seconds - each * rows)), 0.01 * most), each
 
 
