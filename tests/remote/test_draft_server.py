@@ -20,6 +20,7 @@ from sapwood.remote.connection import Connection
 from sapwood.remote.draft_client import DraftClient, read_tree
 from sapwood.remote.draft_server import DraftPeer, DraftService
 from sapwood.remote.messages import LinkError, RemoteMessage
+from sapwood.remote.wait_rule import WaitRule
 from sapwood.testing import check_part
 from tests.helpers.remote_servers import (
     LOOKUP,
@@ -138,7 +139,9 @@ def test_drafters_that_read_scores_are_refused(drafter: str) -> None:
 
 
 def test_the_drafter_keeps_its_contract_with_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sapwood.remote.draft_client.EARLY", 1 << 30)  # every reply is waited for
+    # every reply is waited for
+    monkeypatch.setattr("sapwood.remote.draft_client.EARLY", 1 << 30)
+    monkeypatch.setattr(WaitRule, "limit", lambda self, step, trip, answered, deadline: deadline)
     with draft_server() as url:
         part: Part = Remote(url=url, deadline_ms=5000.0)
         check_part("drafter", part)

@@ -20,7 +20,7 @@ class WaitRule:
     """Gain of a tree and frequency of calls, shared by all requests of an engine."""
 
     gain: float = FIRST_GAIN  # tokens that a reply brings, running mean
-    seen: int = 0  # trees in that mean
+    seen: int = 1  # trees in that mean, the first guess counted
     # share of a tree's right tokens that was accepted: a policy may prune it
     taken: float = 1.0
     spacing: int = 1  # rounds between two calls that are not waited for

@@ -153,11 +153,11 @@ class Remote(PlannedBase):
     def start(self, rng: Rng) -> int | None:
         """The text's node in the server's tree; None when there is none in time."""
         begins = not self.called_
-        if self.call_ is None and not self.followed_.goes_on and (begins or self.limit):
+        if self.call_ is None and (begins or self.limit):
             self._ask()
         self._look()
         waits = self.call_ is not None and self.called_ == len(self.text_)
-        if waits and not self.followed_.goes_on and (limit := self.limit):
+        if waits and (limit := self.limit):
             assert self.call_ is not None
             until = self.client.now() - self.client.age(self.call_) + limit
             self._look(until)
