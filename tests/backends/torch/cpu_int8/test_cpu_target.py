@@ -9,14 +9,21 @@ from numba import njit, types
 
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_gemm import group_products, round_groups
-from sapwood.backends.torch.cpu_int8.block_tile import FORMS, GROUP, ROW_LINES, block_tile_maker
+from sapwood.backends.torch.cpu_int8.block_tile import (
+    BLOCK_TILE,
+    FORMS,
+    GROUP,
+    MIN4,
+    ROW_LINES,
+    block_tile_maker,
+)
 from sapwood.backends.torch.cpu_int8.cpu_target import TARGET, TARGETS, CpuTarget, choose
-from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots, dots_of
+from sapwood.backends.torch.cpu_int8.dot_products import DOTS, dots_of
 from sapwood.backends.torch.cpu_int8.int_attention import IntKeys, products_maker
 from sapwood.backends.torch.cpu_int8.int_values import int_sums_maker
 from sapwood.backends.torch.cpu_int8.intrinsics import tile_maker
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear, SplitLinear
-from sapwood.backends.torch.cpu_int8.simd import inline
+from sapwood.backends.torch.cpu_int8.simd import by_count, inline
 from sapwood.errors import SapwoodError
 from tests.helpers.int4_blocks import packed_blocks, random_strip
 
@@ -49,74 +56,85 @@ def others() -> list[CpuTarget]:
     return [target for target in TARGETS[better + 1 :] if plain or not target.vnni]
 
 
-def int8_tiles(dots: VnniDots) -> Any:
-    """Products of three rows, and of three fine rows, by the kernels of a target."""
-    whole, fine = (
-        inline(tile_maker(count, is_fine, dots), types.void, *[INT] * 10)
-        for count, is_fine in ((3, False), (6, True))
-    )
+def int8_tiles(target: CpuTarget) -> Any:
+    """Products of rows, whole or fine, by the kernels of a target."""
+    dots = dots_of(target)
+    counts = range(1, target.rows + 1)
+    kernels = (tile_maker(count, False, dots) for count in counts)
+    whole = inline(by_count(*kernels), types.void, *[INT] * 11)
+    fine = inline(tile_maker(4, True, dots), types.void, *[INT] * 10)
 
     @njit
-    def run(where: Any, rows: Any, out: Any, is_fine: bool) -> None:
+    def run(where: Any, rows: Any, count: int, out: Any, is_fine: bool) -> None:
+        depth = where[4]
+        stride = rows.shape[1]
+        here = rows.ctypes.data
+        apart = 4 * out.shape[1]
         for block in range(where[3]):
-            weights = where[0] + block * where[4] * 64
+            weights = where[0] + block * depth * 64
             scales = where[1] + 64 * block
             zeros = where[2] + 64 * block
-            here = rows.ctypes.data
-            there = out.ctypes.data + 64 * block
-            apart = 4 * out.shape[1]
+            to = out.ctypes.data + 64 * block
             if is_fine:
-                fine(weights, scales, zeros, where[4], here, rows.shape[1], there, apart, here, 0)
+                fine(weights, scales, zeros, depth, here, stride, to, apart, here, 0)
             else:
-                whole(weights, scales, zeros, where[4], here, rows.shape[1], there, apart, here, 0)
+                whole(count, weights, scales, zeros, depth, here, stride, to, apart, here, 0)
 
     return run
 
 
 @runs
 @pytest.mark.parametrize("target", others(), ids=lambda target: target.name)
-def test_products_in_int8_have_the_same_bits(target: CpuTarget) -> None:
+def test_products_in_int8_have_the_same_bits_with_any_number_of_rows(target: CpuTarget) -> None:
     torch.manual_seed(0)
     weight = torch.randn(48, 96)
     weight[0] = weight.abs().max()  # the largest products of all: every pair is at its limit
-    x = torch.rand(3, 96) * 2 - 1
+    x = torch.rand(target.rows, 96) * 2 - 1
     x[0] = 1
     x[1] = -1
-    dots = dots_of(target)
-    run = int8_tiles(dots)
+    run = int8_tiles(target)
+    shift = np.uint8((DOTS.shift - dots_of(target).shift) % 256)
     for kind in (Int8Linear, SplitLinear):
         linear = kind(weight)
-        grid = np.zeros(((1 + kind.fine) * 3, 96), np.uint8)
-        int8_gemm.round_rows(x.numpy(), kind.fine, grid)
-        out = np.empty((3, 48), np.float32)
-        run(linear.packed.where, grid + np.uint8((DOTS.shift - dots.shift) % 256), out, kind.fine)
-        np.testing.assert_array_equal(out, linear(x).numpy())
+        for count in (2,) if kind.fine else range(1, target.rows + 1):
+            grid = np.zeros(((1 + kind.fine) * count, 96), np.uint8)
+            int8_gemm.round_rows(x[:count].numpy(), kind.fine, grid)
+            out = np.empty((count, 48), np.float32)
+            run(linear.packed.where, grid + shift, count, out, kind.fine)
+            np.testing.assert_array_equal(out, linear(x).numpy()[:count])
 
 
 @runs
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("target", others(), ids=lambda target: target.name)
-def test_products_of_groups_have_the_same_bits(target: CpuTarget, form: int) -> None:
+def test_products_of_groups_have_the_same_bits_with_any_number_of_rows(
+    target: CpuTarget, form: int
+) -> None:
     matrix = packed_blocks(random_strip(form, 32, 4))
     matrix.bytes[-64:] = 255  # the largest weights of all
-    tile = inline(block_tile_maker(3, form, dots_of(target)), types.void, *[INT] * 8)
-    noise = np.random.default_rng(0)
-    rows = noise.normal(size=(3, 4 * GROUP)).astype(np.float32)
+    # of the largest tile, all numbers of rows for one form
+    counts = range(1, BLOCK_TILE + 1) if form == MIN4 else (BLOCK_TILE,)
+    kernels = (block_tile_maker(count, form, dots_of(target)) for count in counts)
+    tile = inline(by_count(*kernels), types.void, *[INT] * 9)
+    rows = np.random.default_rng(0).normal(size=(BLOCK_TILE, 4 * GROUP)).astype(np.float32)
     rows[0] = 1
     rows[1] = -1
-    whole = np.zeros((ROW_LINES * 3, 4 * GROUP), np.uint8)
+    whole = np.zeros((ROW_LINES * BLOCK_TILE, 4 * GROUP), np.uint8)
     round_groups(rows, whole)
 
     @njit
-    def run(table: Any, rows: Any, out: Any) -> None:
+    def run(table: Any, rows: Any, count: int, out: Any) -> None:
         here = rows.ctypes.data
+        apart = 4 * out.shape[1]
         for block in range(table.shape[0] - 1):
-            there = out.ctypes.data + 64 * block
-            tile(table[block, 0], 4, here, rows.shape[1], there, 4 * out.shape[1], here, 0)
+            to = out.ctypes.data + 64 * block
+            tile(count, table[block, 0], 4, here, rows.shape[1], to, apart, here, 0)
 
-    out = np.empty((3, 32), np.float32)
-    run(matrix.table, whole, out)
-    np.testing.assert_array_equal(out, group_products(matrix, rows))
+    want = group_products(matrix, rows)
+    for count in counts:
+        out = np.empty((count, 32), np.float32)
+        run(matrix.table, whole, count, out)
+        np.testing.assert_array_equal(out, want[:count])
 
 
 @runs
