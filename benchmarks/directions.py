@@ -265,7 +265,9 @@ def summary(record: PairedRecord) -> dict[str, Any]:
                 ],
             }
         )
-    return {"rows": rows, "elsewhere": ELSEWHERE}
+    measured = [row["recipe"] for row in rows]
+    missing = [one.recipe for one in ABLATIONS if one.recipe not in measured]
+    return {"rows": rows, "elsewhere": ELSEWHERE, "missing": missing}
 
 
 def run(options: argparse.Namespace) -> None:

@@ -144,7 +144,8 @@ def temperature_section(record: Record) -> Iterator[str]:
 def directions() -> str:
     """The section of docs/methods.md: claims, measurements and signs."""
     record = read(DIRECTIONS)
-    elsewhere = "".join(f"- `{name}`: {why}.\n" for name, why in record["elsewhere"].items())
+    absent = dict.fromkeys(record["missing"], "not measured yet") | record["elsewhere"]
+    elsewhere = "".join(f"- `{name}`: {why}.\n" for name, why in absent.items())
     settings = record["settings"]
     counts = [row["prompts"] for row in record["rows"]]
     source = (
@@ -201,6 +202,7 @@ def direction(record: Record, recipe: str, key: str) -> float:
         "off": means[row["measure"]][1],
         "gain": row["gain"],
         "per_pass": means["tokens per pass"][0],
+        "per_pass_off": means["tokens per pass"][1],
         "nodes": row["nodes_per_pass"][0],
     }
     return float(found[key])

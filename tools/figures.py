@@ -274,9 +274,11 @@ def find(name: str) -> Figure:
 
 def direction(recipe: str, key: str) -> Figure:
     """A figure of an adaptive rule on and off: `directions.swift.on`, `.off`, `.gain`."""
-    forms = {"on": ".2f", "off": ".2f", "gain": "+.0%", "per_pass": ".2f", "nodes": ".1f"}
+    forms = {"gain": "+.0%", "nodes": ".1f"}
     return Figure(
-        evidence.DIRECTIONS, lambda record: evidence.direction(record, recipe, key), forms[key]
+        evidence.DIRECTIONS,
+        lambda record: evidence.direction(record, recipe, key),
+        forms.get(key, ".2f"),
     )
 
 

@@ -46,6 +46,7 @@ DIRECTIONS: dict[str, Any] = {
     **PLACE,
     "settings": {"suite": "s.jsonl", "tokens": 32},
     "elsewhere": {"pearl": "time"},
+    "missing": ["bild"],
     "rows": [
         {
             "recipe": "swift",
@@ -96,7 +97,7 @@ def test_directions_show_claim_measurement_and_sign(records: Path) -> None:
         "| `swift` | [2410.06916](https://arxiv.org/abs/2410.06916) | siblings help | tokens per "
         "pass | 1.25 / 1.00 | +25% (+10% to +40%) | agrees | 1.25 / 1.00 | 9.0 / 1.5 |" in text
     )
-    assert "- `pearl`: time.\n" in text
+    assert "- `bild`: not measured yet.\n- `pearl`: time.\n" in text
     assert evidence.direction(DIRECTIONS, "swift", "gain") == 0.25
 
 

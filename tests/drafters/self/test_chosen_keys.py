@@ -140,6 +140,15 @@ def test_the_choice_differs_from_a_window_of_the_same_size() -> None:
     assert np.abs(one - other).max() > 1e-3
 
 
+def test_a_forked_session_chooses_the_same_keys() -> None:
+    stock = target("stock")
+    made = stock.variant(sinks=2, recent=6, chosen=8)
+    session = stock.open(TEXT)
+    one = rows_of(made, made.share_session(session), Tree(3))
+    other = rows_of(made, made.share_session(session.fork()), Tree(3))
+    assert np.array_equal(one, other)
+
+
 def test_where_no_queries_are_recorded_the_newest_keys_are_copied() -> None:
     stock = target("stock")
     session = stock.open(TEXT)

@@ -236,6 +236,7 @@ class TorchSession:
         """An independent session with the same committed text and prompt states."""
         other = type(self)(self.slots.copy(self._length), self._length)
         other.read = self.read
+        other.slots.queries = self.slots.queries
         return other
 
     def close(self) -> None:
