@@ -80,9 +80,9 @@ def test_on_a_busy_host_rows_are_not_thought_dearer_than_they_are(seed: int) -> 
 
 def test_the_scale_is_unknown_before_a_step_was_timed() -> None:
     cost = HostCost.unknown()
-    assert not cost.scaled
+    before = cost.scaled
     cost.observe(8, 100, 2.0)
-    assert cost.scaled
+    assert (before, cost.scaled) == (False, True)
     assert not cost.measured, "a row's price is not known by one size"
     assert learned(1, 8).scaled
     assert learned(1, 8).measured

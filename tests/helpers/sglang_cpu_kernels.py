@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 __version__ = "0.4.10"
-LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
+TORCH_LIBRARY: Any = torch.library  # its classes have no types
+LIBRARY = TORCH_LIBRARY.Library("sgl_kernel", "FRAGMENT")
 MODULES = ("allreduce", "attention", "elementwise", "flash_attn", "gemm", "grammar", "kvcacheio",
            "mamba", "memory", "moe", "quantization", "sampling", "scalar_type", "speculative",
            "top_k")  # fmt: skip
