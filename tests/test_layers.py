@@ -51,6 +51,7 @@ LAZY = {  # only where a function needs it
     "tokenizer": {"transformers"},  # tokenizers that are no single file
     "drafters": {"torch"},  # trained ones, whose networks live under heads
     "peers": {"torch", "transformers"},  # other engines, each in its own process
+    "guest": {"torch"},  # tensors of the engine that it drafts in
 }
 
 

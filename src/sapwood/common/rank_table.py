@@ -1,4 +1,4 @@
-"""How often the draft of each rank is right at each depth, and the tree of ranks made from it."""
+"""Share of right drafts by rank and depth, and the tree of ranks made from it."""
 
 import heapq
 import json

@@ -23,7 +23,7 @@ MISHAP = 4.0  # a round of this multiple of its way's mean seconds was interrupt
 
 
 class DraftWay(enum.Enum):
-    """How drafting and verification share the time of a round."""
+    """Ways for drafting and verification to share the time of a round."""
 
     BESIDE = "beside"  # the drafter runs while the target does
     BEFORE = "before"  # first the draft, then the pass

@@ -52,7 +52,7 @@ class LoadMeter:
         return max((busy - self.busy) - (own_seconds() - self.own), 0.0) / spent
 
     def disturbance(self, info: BackendInfo) -> str | None:
-        """Why the times measured since cannot be trusted; None if they can.
+        """The reason not to trust the times measured since; None if there is none.
 
         On a GPU, and where the load is not known, a large spread of repeats counts too. On a CPU
         it may be the machine's own, such as a limit on CPU time.

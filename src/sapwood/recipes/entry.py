@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class Fidelity(enum.Enum):
-    """How a recipe relates to the system it is named after."""
+    """Relation of a recipe to the system it is named after."""
 
     FAITHFUL = "faithful"  # the published rule
     SIMPLIFIED = "simplified"  # a part of the system, or another rule in one place

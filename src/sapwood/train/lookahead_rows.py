@@ -26,7 +26,7 @@ class PackedTexts:
         return len(self.packed.places) - len(self.anchors) * self.rows
 
     def targets(self, states: Tensor) -> Tensor:
-        """What the rows stand for, of states [batch, tokens, ...]: [batch, places, rows, ...]."""
+        """The values that the rows predict, of [batch, tokens, ...]: [batch, places, rows, ...]."""
         steps = torch.arange(1, self.rows + 1, device=self.anchors.device)
         return states[:, self.anchors[:, None] + steps]
 

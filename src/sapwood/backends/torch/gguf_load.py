@@ -54,7 +54,7 @@ def file_name(name: str) -> str:
 
 
 def other_kinds(header: GgufHeader) -> str:
-    """Why the kinds of a file's tensors are not read as they are; empty if they are."""
+    """The reason why a file's kinds of tensors are not read as they are; empty if they are."""
     kinds = {tensor.kind for tensor in header.tensors}
     if other := kinds - NAMES.keys() - set(FLOATS):
         return f"tensors of its kind {min(other)} have no products here"
@@ -62,7 +62,7 @@ def other_kinds(header: GgufHeader) -> str:
 
 
 def missing_reason(config: LlamaConfig | None, header: GgufHeader) -> str:
-    """Why a model is not read as it is from its file; empty if it is."""
+    """The reason why a model is not read as it is from its file; empty if it is."""
     if config is None or not plain(config):
         return f"its layers ({header.architecture}) have no products here"
     if not int8_gemm.available():

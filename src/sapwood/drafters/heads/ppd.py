@@ -71,7 +71,7 @@ class Ppd(MarginalBase):
 
 
 def chance(chances: Any, level: int, rank: int) -> float:
-    """How often a rank is right at a level; 0 where nothing is known."""
+    """Share of right drafts of a rank at a level; 0 where nothing is known."""
     known = level < len(chances) and rank < len(chances[level])
     return float(chances[level][rank]) if known else 0.0
 

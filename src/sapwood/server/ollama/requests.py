@@ -167,7 +167,7 @@ def format_of_body(body: OllamaFields) -> dict[str, Any] | None:
 
 
 def effort_of(builder: RequestBuilder, think: bool | str | None) -> str | None:
-    """How much the model is to reason before its answer; None leaves it to the template."""
+    """Reasoning effort before the answer; None leaves it to the template."""
     template = builder.prompts.tokenizer.template
     if think and reasoning_format(template) is None:
         raise ApiError(400, "this model has no thinking apart from the text; leave it out", "think")

@@ -41,7 +41,7 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class OutputSyntax:
-    """How the output of a request is read: its model's formats, and the state that it begins in."""
+    """Parser state of a request's output: its model's formats, and the state that it begins in."""
 
     calls: CallFormat
     reasoning: ReasoningFormat | None = None

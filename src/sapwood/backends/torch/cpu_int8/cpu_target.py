@@ -58,7 +58,7 @@ def restrict(target: CpuTarget) -> None:
 
 
 def why_none() -> str:
-    """Why this processor has no int8 kernels."""
+    """The reason why this processor has no int8 kernels."""
     if not X86:
         return f"this processor ({platform.machine()}) has no int8 kernels, which are for x86"
     return "this processor has no AVX2, which int8 kernels need"
