@@ -195,15 +195,27 @@ def copy_all_layer_kv_cache_cpu(
 
 
 # ------------------------------------------------------------------------------- everything else
+class AbsentKernel:
+    """A kernel without a stand-in: SGLang imports many and calls few."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> "AbsentKernel":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return AbsentKernel(f"{self.name}.{name}")
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Refuse by name."""
+        raise NotImplementedError(f"sgl_kernel.{self.name} has no stand-in")
+
+
 def __getattr__(name: str) -> Any:
-    """A function that says which kernel has no stand-in; SGLang imports many and calls few."""
+    """A kernel without a stand-in."""
     if name.startswith("__"):
         raise AttributeError(name)
-
-    def missing(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"sgl_kernel.{name} has no stand-in")
-
-    return missing
+    return AbsentKernel(name)
 
 
 for module_name in MODULES:
