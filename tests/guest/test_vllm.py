@@ -46,7 +46,7 @@ def runner_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeRu
     module.GPUModelRunner = made  # type: ignore[attr-defined]
     sample = ModuleType("vllm.v1.sample")
     sample.rejection_sampler = SimpleNamespace(  # type: ignore[attr-defined]
-        expand_batch_to_tokens=discards
+        expand_batch_to_tokens=discards, torch=pytest.importorskip("torch")
     )
     for name in ("vllm", "vllm.v1", "vllm.v1.worker"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

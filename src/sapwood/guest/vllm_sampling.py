@@ -16,7 +16,7 @@ def repair_sampling() -> bool:
     """Replace vLLM's expansion of sampling options if it is wrong; True when it was replaced."""
     from vllm.v1.sample import rejection_sampler
 
-    if expands(rejection_sampler.expand_batch_to_tokens):
+    if expands(rejection_sampler.expand_batch_to_tokens, rejection_sampler.torch.tensor):
         return False
     rejection_sampler.expand_batch_to_tokens = expand
     LOG.warning(
@@ -25,20 +25,15 @@ def repair_sampling() -> bool:
     return True
 
 
-def expands(function: Any) -> bool:
+def expands(function: Any, tensor: Any) -> bool:
     """True when a function gives every drafted token the option of its request."""
-    import torch
-
-    options = torch.tensor([0.5, 0.0, 2.0])
-    ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+    options, ends = tensor([0.5, 0.0, 2.0]), tensor([2, 3, 6]).int()
     found = function(options, ends, 6, replace_from=0, replace_to=1)
     return bool(found.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0])
 
 
 def expand(options: Any, ends: Any, tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
     """Options [requests] as [tokens], with one value replaced; `ends` are cumulative counts."""
-    import torch
-
-    replaced = torch.where(options == replace_from, replace_to, options).to(options.dtype)
-    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    replaced = options.masked_fill(options == replace_from, replace_to)
+    counts = ends.diff(prepend=ends.new_zeros(1))
     return replaced.repeat_interleave(counts.long(), output_size=tokens)
