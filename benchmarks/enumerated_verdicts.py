@@ -78,6 +78,14 @@ class KnownProbs(TargetProbs):
         """Distribution of the next token after this node, [vocab]."""
         return self.laws[node]
 
+    def soft(self, node: int) -> FloatArray:
+        """The same as `probs`."""
+        return self.probs(node)
+
+    def hidden(self, nodes: Sequence[int], layers: Sequence[int]) -> Any:
+        """None: recorded distributions come without states."""
+        return None
+
     def draw(self, node: int, position: int, rng: Rng) -> int:
         """The target's own next token."""
         return rng.pick(self.probs(node), NoiseKey(position))
