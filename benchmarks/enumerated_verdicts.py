@@ -79,12 +79,12 @@ class KnownProbs(TargetProbs):
         return self.laws[node]
 
     def soft(self, node: int) -> FloatArray:
-        """The same distribution: the tables have no temperature."""
-        return self.laws[node]
+        """The same as `probs`."""
+        return self.probs(node)
 
     def hidden(self, nodes: Sequence[int], layers: Sequence[int]) -> Any:
-        """Refuse: tables have no hidden states."""
-        raise NotImplementedError("tables have no hidden states")
+        """None: recorded distributions come without states."""
+        return None
 
     def draw(self, node: int, position: int, rng: Rng) -> int:
         """The target's own next token."""
