@@ -42,7 +42,12 @@ from sapwood.train.loop import LoopSettings, TrainingLoop
 from sapwood.train.registry import OBJECTIVES, objective
 from sapwood.train.teacher import Teacher
 
-NO_HEADS = {"medusa2", "cllm", "draft-model", "boosted-draft-model"}  # they make models
+# they make models, or rows of the verifying pass, which a replay does not have
+NO_HEADS = {
+    *("medusa2", "cllm", "draft-model", "boosted-draft-model"),
+    *("pard", "distillspec", "skd", "fastdraft"),
+    *("gated-masks", "streams", "ppd"),
+}
 # kinds whose drafter runs the target once more in every round
 TWO_PASSES = {"mask-rows", "hidden-transfer"}
 TREES = {

@@ -51,6 +51,8 @@ CUT_GROUPS = {
     "predictive",
     "specbranch",
     "static",
+    "cape",
+    "prompt-tree",
     "groups",
     "rank-paths",
     "dyspec",

@@ -66,8 +66,8 @@ def test_a_second_chat_recalls_the_first_and_changes_its_recipe(model: str, tmp_
         assert terminal.wait_exit() == 0
     with chat(model, tmp_path, "--raw") as terminal:
         terminal.wait_for("leaves\n>")
-        terminal.press("/recipe pdl\r")
-        terminal.wait_for("unknown recipe 'pdl'; did you mean pld?")
+        terminal.press("/recipe eagel3\r")
+        terminal.wait_for("unknown recipe 'eagel3'; did you mean eagle3?")
         terminal.press("/recipe pld\r")
         terminal.wait_for("recipe: pld (ngram")
         terminal.press("/system be kind\r")
