@@ -2,12 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 LONG = ("slow", "smol", "gpu")  # marks of tests that are left out of a choice
 # files and tests that are left out of a quick run, since they take seconds
 NOT_QUICK = {
+    "tests/server/test_playground_chat.py": "starts a browser",
+    "tests/certify/test_certify_baseline.py": "draws thousands of samples",
+    "tests/server/test_several_models.py": "starts servers",
+    "tests/backends/torch/test_other_processors.py": "starts processes",
+    "tests/server/test_limits.py": "waits for limits",
+    "tests/trace/test_trace_page.py": "starts a browser",
+    "tests/train/test_gain.py": "trains heads",
+    "tests/bench/test_all_recipes.py": "runs every recipe",
     "tests/backends/torch/cpu_int8/test_block_gemm.py": "compiles for up to a minute",
     "tests/backends/torch/cpu_int8/test_int8_gemm.py": "compiles for up to a minute",
     "tests/backends/torch/cpu_int8/test_tree_builder.py": "compiles for up to a minute",
@@ -44,13 +53,17 @@ NOT_QUICK = {
     "tests/train/test_train_refusals.py": "trains heads",
 }
 
+# test functions that took more than 0.6 seconds in a run of all tests on two cores
+SLOW_TESTS = frozenset(Path(__file__).with_name("slow_tests.txt").read_text().split())
+
 
 def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """What a person runs while working."""
 
     def long(item: pytest.Item) -> bool:
         name = item.nodeid.partition("[")[0]
-        return name in NOT_QUICK or name.partition("::")[0] in NOT_QUICK
+        file = name.partition("::")[0]
+        return name in SLOW_TESTS or name in NOT_QUICK or file in NOT_QUICK
 
     return representatives((item for item in items if not long(item)), last=False)
 
