@@ -43,9 +43,7 @@ class MaskRows(HeadBase):
         derive = setting.target.capabilities.run_derived
         assert derive is not None
         backend = derive(self._derived, f"{setting.target.info.model} with look-ahead rows")
-        self.inner = MaskedChain(
-            backend, self.draws, rows=self.net.config.rows, first=self.vocab
-        )
+        self.inner = MaskedChain(backend, self.draws, rows=self.net.config.rows, first=self.vocab)
         self.inner.bind(setting)
 
     def _derived(self, model: Any) -> Any:
