@@ -2,8 +2,9 @@
 
     python benchmarks/remote.py [--prompts 8] [--tokens 128] [--json FILE]
 
-The draft server is a process of its own that looks the text up. A proxy in front of it, in the
-same process, delays its replies and loses messages in both directions. The target decodes with one
+Draft servers, one for each row, are in a process of their own and look the text up; none has seen
+the texts of another row. A proxy in front of each, in the same process, delays its replies and
+loses messages in both directions. The target decodes with one
 thread, so that the server has a core. On every prompt plain decoding and all recipes on all links
 take turns, in another order each time. Greedy; every text is compared with plain's.
 """
@@ -31,6 +32,7 @@ from sapwood.recipes import named
 ROOT = Path(__file__).parents[1]
 LINKS = ((0.0, 0.0), (0.005, 0.0), (0.02, 0.0), (0.0, 0.1), (0.005, 0.1), (0.02, 0.1))
 RECIPES = ("sled", "dsd", "edgellm")
+PAIRS = tuple(itertools.product(LINKS, RECIPES))  # rows of the table, but for plain decoding
 PLAIN = "plain"
 WARM = 8  # tokens of a first text, in which kernels are compiled
 
@@ -53,12 +55,12 @@ class RemoteRow:
 
 
 def serve_links() -> None:
-    """Serve drafts behind a proxy for each link; print their URLs, and end with standard input."""
+    """Serve drafts behind a proxy for each row; print their URLs, and end with standard input."""
     from sapwood.remote.draft_server import DraftService
     from sapwood.remote.message_server import MessageServer
 
     with ExitStack() as stack:
-        for seed, (delay, loss) in enumerate(LINKS):
+        for seed, ((delay, loss), _) in enumerate(PAIRS):
             recipe = parse("suffix + best(stride=8, estimator=raw) + match + fixed")
             server = MessageServer("127.0.0.1", 0, DraftService(recipe))
             url = stack.enter_context(server.running())
@@ -69,7 +71,7 @@ def serve_links() -> None:
 
 @contextmanager
 def links() -> Iterator[list[str]]:
-    """The URLs of the links of a process of their own."""
+    """The URLs of the rows' links, which are in a process of their own."""
     command = [sys.executable, str(Path(__file__)), "--links"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -77,7 +79,7 @@ def links() -> Iterator[list[str]]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield [process.stdout.readline().strip() for _ in LINKS]
+        yield [process.stdout.readline().strip() for _ in PAIRS]
     finally:
         process.stdin.close()
         process.wait(10)
@@ -104,7 +106,7 @@ class Contender:
 def contenders(llm: LLM, urls: list[str]) -> list[Contender]:
     """Plain decoding, and every recipe on every link."""
     made = [Contender(llm, RemoteRow(PLAIN), PLAIN)]
-    for (url, (delay, loss)), name in itertools.product(zip(urls, LINKS, strict=True), RECIPES):
+    for url, ((delay, loss), name) in zip(urls, PAIRS, strict=True):
         spelled = named(name).replace("remote(", f"remote(url='{url}', ")
         made.append(Contender(llm, RemoteRow(name, 1000 * delay, loss), spelled))
     return made
