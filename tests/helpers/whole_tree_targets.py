@@ -34,6 +34,17 @@ def backends() -> tuple[TorchBackend, WholeTreeTarget]:
 TIE = 1e-4  # relative difference of two nodes' reach below which either may come first
 
 
+SHARED = 0.95  # share of the paths that two trees have in common all the same
+
+
+def paths(tree: Tree) -> set[tuple[int, ...]]:
+    """Tokens from the root to each node."""
+    found: list[tuple[int, ...]] = []
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
 def first_difference(ours: Tree, theirs: Tree) -> int | None:
     """The first node that is another one in the two trees; None if all are the same."""
     pairs = [
@@ -51,6 +62,8 @@ def assert_same_tree(ours: Tree, theirs: Tree, close: float = 1e-5) -> None:
     if (node := first_difference(ours, theirs)) is not None:
         assert ours.reach[node] == pytest.approx(theirs.reach[node], rel=TIE), node
         assert ours.reach[:node] == pytest.approx(theirs.reach[:node], abs=close)
+        shared = paths(ours) & paths(theirs)
+        assert len(shared) >= SHARED * len(ours), f"{len(shared)} of {len(ours)} paths are shared"
         return
     for name in ("parents", "depths", "ranks", "sources", "expanded", "sampled"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
