@@ -69,6 +69,7 @@ TITLES = {
     "guest-vllm.json": "Inside vLLM",
     "heads.json": "Kinds of heads, trained for equal minutes",
     "distillation.json": "Ways of training a draft model",
+    "cpu-remote.json": "Drafting elsewhere",
     "peers.json": "Other engines in one run of `sapwood bench`",
     "cpu-auto-float32.json": "Recipes that need no training, float32",
     "cpu-built-in.json": "Built-in prompts, float32",
@@ -89,6 +90,7 @@ ABOUT = {
     "heads.json": "SmolLM2-135M: tokens per pass of every kind of head after a short training",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts, without a cost file at first",
     "distillation.json": "a tiny random target: acceptance after equal steps of training",
+    "cpu-remote.json": "drafters behind delayed and lossy links of one machine",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
     "cpu-auto-float32.json": "48 Spec-Bench prompts",
     "cpu-built-in.json": "9 built-in prompts, before there were trained heads",
@@ -170,6 +172,8 @@ def gain(name: str, record: Record) -> str:
         cells = [f"{figures.served('auto', level)(record):.2f} with {level}" for level in levels]
         return ", ".join(cells) + " at a time"
     if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
+        return ""
+    if name == "cpu-remote.json":  # no `auto` in it
         return ""
     if "speedups" in record:
         runs = record["speedups"]["auto"]
@@ -447,6 +451,31 @@ def training_section(record: Record) -> Iterator[str]:
     yield section(TITLES["distillation.json"], text, shown, record["command"])
 
 
+def remote_section(record: Record) -> Iterator[str]:
+    """Drafters on another machine, by benchmarks/remote.py."""
+    rows = [
+        [
+            f"`{row['recipe']}`",
+            f"{row['delay_ms']:.0f} ms",
+            f"{row['loss']:.0%}",
+            f"{row['against_plain']:.2f}",
+            f"{row['tokens'] / row['passes']:.2f}",
+            f"{row['late']} of {row['calls']}",
+            f"{row['same_text']} of {len(row['by_prompt'])}",
+        ]
+        for row in record["rows"]
+        if row["recipe"] != PLAIN
+    ]
+    head = ["recipe", "delay", "lost", "against plain", "tokens / pass", "late", "same text"]
+    text = (
+        "One thread for the target, the drafters in another process behind links that delay and "
+        f"drop messages; {record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"File: [cpu-remote.json](../{RESULTS}/cpu-remote.json)."
+    )
+    shown = figures.markdown(head, rows)
+    yield section(TITLES["cpu-remote.json"], text, shown, record["command"])
+
+
 def guest_section(record: Record) -> Iterator[str]:
     """Sapwood inside vLLM, by benchmarks/guest_vllm.py."""
     rows = [
@@ -582,6 +611,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "guest-vllm.json": guest_section,
     "heads.json": heads_section,
     "distillation.json": training_section,
+    "cpu-remote.json": remote_section,
     "cpu-serving.json": serving_section,
     "gpu-h200.json": gpu_sections,
     "gpu-serving.json": gpu_serving_section,
