@@ -97,7 +97,7 @@ def measure(
     gc.freeze()  # as the server does
     rows = []
     for level in options.levels:
-        each = min(max(2 * level, options.least), len(prompts) // options.repeats)
+        each = min(max(options.rounds * level, options.least), len(prompts) // options.repeats)
         loads: dict[str, list[ClientLoad]] = {run.name: [] for run in runs}
         same = dict.fromkeys(loads, 0)
         for run in runs:
@@ -158,7 +158,7 @@ def suite(llm: LLM, options: argparse.Namespace) -> list[list[int]]:
     """The prompts, repeated if there are too few."""
     found = [prompt.tokens(llm.target.info, llm.text) for prompt in gather(options.suite, turns=1)]
     short = [tokens for tokens in found if len(tokens) <= options.longest]
-    need = options.repeats * max(2 * max(options.levels), options.least)
+    need = options.repeats * max(options.rounds * max(options.levels), options.least)
     times = math.ceil(need / len(short))
     return (short * times)[:need]
 
@@ -177,6 +177,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="prompts of each client in a repeat at the least"
+    )
     parser.add_argument("--least", type=int, default=16, help="prompts of a repeat at the least")
     parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt at most")
     parser.add_argument("--device", default="cuda")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sapwood.core.part import Part, at_least
-from sapwood.core.types import Budget
+from sapwood.core.types import ALWAYS, Budget
 
 
 @dataclass
@@ -16,6 +16,11 @@ class Fixed(Part):
 
     def __post_init__(self) -> None:
         at_least(0, nodes=self.nodes, depth=self.depth, width=self.width)
+
+    @property
+    def resting(self) -> int:
+        """All rounds, if no tree can have a node."""
+        return 0 if min(self.nodes, self.depth, self.width) else ALWAYS
 
     def budget(self) -> Budget:
         """The options themselves."""

@@ -93,6 +93,11 @@ class Goodput(ThroughputController):
         if load.trees != self.stats.trees:
             self.stats.set_load(load.trees, self.plain())
 
+    @property
+    def resting(self) -> int:
+        """Rounds that are left of the present rest."""
+        return self.stats.rest
+
     def plain(self) -> float:
         """Seconds per token of plain decoding at this batch load."""
         trees = self.company_.trees

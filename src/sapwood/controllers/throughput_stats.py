@@ -179,11 +179,11 @@ class ThroughputStats:
         if not entries:
             return
         nodes = sum(entry.nodes for entry in entries)
-        self._sent(nodes)
-        self.rested = self.rest > 0
-        if self.rested:
-            self.rest -= 1
+        if self.rest > 0:
+            self.settle_rest(nodes)
             return
+        self._sent(nodes)
+        self.rested = False
         spent = self._drafted(
             sum(entry.expanded for entry in entries), sum(entry.draft for entry in entries)
         )
@@ -213,6 +213,12 @@ class ThroughputStats:
             self.pause = max(self.pause, min(2 * self.pause, longest))
         elif self.rounds >= (self.patience // BRIEF if self.failed else self.patience):
             self._decide()
+
+    def settle_rest(self, nodes: int = 0) -> None:
+        """Count a round of a rest; nodes may come from trees that were grown before it."""
+        self._sent(nodes)
+        self.rested = True
+        self.rest -= 1
 
     def settle_step(self, requests: int, tokens: int, nodes: int, seconds: float) -> None:
         """Count a whole step of requests that shared a pass; rest if trees make steps slower."""

@@ -100,9 +100,19 @@ class Part:
         return self.reads_scores or any(part.needs_scores_now for part in self.nested())
 
     @property
+    def observes_roots(self) -> bool:
+        """Of a drafter: it observes rounds without a tree by token and hidden states alone."""
+        return False
+
+    @property
     def largest(self) -> Budget | None:
         """A controller's largest budget, without prices; None when unknown."""
         return None
+
+    @property
+    def resting(self) -> int:
+        """Of a controller: coming rounds that are known to have a budget without nodes."""
+        return 0
 
     def join(self, load: BatchLoad) -> None:
         """Set the load of the coming pass, in nested controllers too."""

@@ -13,7 +13,9 @@ from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.lookahead import LookaheadModel, LookaheadRows
 from sapwood.core.mtp_runner import MtpRunner
 from sapwood.core.rng import Rng
+from sapwood.core.root_batch import LaunchedRoots, RootBatch
 from sapwood.core.sampling import Sampler
+from sapwood.core.stage_runner import StageRunner
 from sapwood.core.tree import Tree
 from sapwood.core.types import (
     AcceptanceTable,
@@ -170,31 +172,6 @@ class LayerSplit(Protocol):
         """Scores of rows of the output head's input, [rows, width]."""
 
 
-class StageRunner(Protocol):
-    """The target's layers in stages, for the window of one session."""
-
-    stages: int
-
-    @property
-    def parallel(self) -> bool:
-        """True when the stages may run at the same time, each in a thread."""
-
-    def begin(self, tree: Tree, since: int) -> Any:
-        """A run of the nodes from `since` on; `tree` has all nodes that were sent so far."""
-
-    def step(self, run: Any, stage: int) -> None:
-        """Run the nodes through this stage."""
-
-    def states(self, run: Any) -> Any:
-        """Hidden states that left the first stage, [nodes, width]; None without layers."""
-
-    def output(self, run: Any) -> tuple[int, TargetOutput]:
-        """The first node that was scored, and the scores of the nodes from there on."""
-
-    def drop(self, run: Any, stage: int) -> None:
-        """Cancel a run before this stage."""
-
-
 class HeadAdopter(Protocol):
     """A network that converts trained heads to its own number format."""
 
@@ -232,6 +209,9 @@ class Capabilities:
     prepare_batches: Callable[[int, Callable[[str], None]], None] | None = None
     # tokens of KV cache that the free memory of the device has room for
     free_tokens: Callable[[], int] | None = None
+    # launches a pass over roots, and chunks of prompts, without waiting for the pass before
+    launch_roots: Callable[[RootBatch, Sequence[PrefillChunk]], LaunchedRoots] | None = None
+    root_rows: int = 0  # most rows of such a pass
 
 
 class Backend(Protocol):
@@ -390,6 +370,10 @@ class Drafter(PartProtocol, Protocol):
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Add children to these nodes only, at most `fan` times the given number each."""
 
+    @property
+    def observes_roots(self) -> bool:
+        """True when it observes rounds without a tree by token and hidden states alone."""
+
     def lookahead(self, tree: Tree) -> LookaheadRows | None:
         """Rows of its own behind the nodes of the tree that will be verified; None for none."""
 
@@ -488,3 +472,7 @@ class Controller(PartProtocol, Protocol):
 
     def budget(self) -> Budget:
         """The budget of the next round; one without nodes is plain decoding."""
+
+    @property
+    def resting(self) -> int:
+        """Number of coming rounds that are known to have a budget without nodes."""

@@ -96,6 +96,7 @@ class Budget:
         return replace(self, nodes=nodes, depth=depth)
 
 
+ALWAYS = 1 << 30  # rounds of a rest that never ends
 NO_NODES = Budget(nodes=0, depth=0, width=0)
 
 

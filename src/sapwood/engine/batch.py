@@ -173,21 +173,24 @@ class Batch:
             spent = sum(entry.draft for entry in stats.entries)
             stats.settle(shared, self.cost, tokens - mine, max(draft - spent, 0.0))
 
-    def settle_step(self, found: BatchPass, seconds: float) -> None:
-        """Update the statistics by the seconds of the whole step, those of prefill left out."""
-        shared = found.shared
-        tokens = sum(len(step.pieces) for _, step in found.steps)
-        if shared is None or not found.whole or not tokens:
-            return
-        nodes = sum(len(step.outcome.tree) - 1 for _, step in found.steps)
-        if found.prefill:
-            every, scored = (
-                self.cost.seconds(rows, shared.context, shared.trees)
-                for rows in (shared.rows + found.prefill, shared.rows)
-            )
-            seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
-        for stats in self.stats:
-            stats.settle_step(shared.trees, tokens, nodes, seconds)
+
+def settle_step(
+    stats: Sequence[ThroughputStats], cost: CostModel, found: BatchPass, seconds: float
+) -> None:
+    """Update the statistics by the seconds of the whole step, those of prefill left out."""
+    shared = found.shared
+    tokens = sum(len(step.pieces) for _, step in found.steps)
+    if shared is None or not found.whole or not tokens:
+        return
+    nodes = sum(len(step.outcome.tree) - 1 for _, step in found.steps)
+    if found.prefill:
+        every, scored = (
+            cost.seconds(rows, shared.context, shared.trees)
+            for rows in (shared.rows + found.prefill, shared.rows)
+        )
+        seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
+    for one in stats:
+        one.settle_step(shared.trees, tokens, nodes, seconds)
 
 
 def by_reach(request: Request) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sapwood.core.protocols import Session, TargetOutput
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
-from sapwood.core.types import SharedPass
+from sapwood.core.types import Outcome, SharedPass
 from sapwood.engine.loop import Engine
 from sapwood.engine.output_processor import StatsCounter, StepBuilder
 from sapwood.engine.outputs import Step
@@ -132,7 +132,14 @@ class Request:
 
     def verify(self, output: TargetOutput, shared: SharedPass | None) -> Step:
         """Verify its scored tree; the step holds the tokens that were added."""
-        outcome = self.running.finish_round(output, shared)
+        return self._step(self.running.finish_round(output, shared))
+
+    def take_root(self, outcome: Outcome) -> Step:
+        """Take the token of a root that a launched pass has committed."""
+        self.running.finish_root(outcome)
+        return self._step(outcome)
+
+    def _step(self, outcome: Outcome) -> Step:
         assert self._builder is not None
         step = self._builder.step(outcome, self._since, first=not self.output_tokens)
         self._since = self.engine.now()

@@ -17,11 +17,12 @@ from sapwood.core.protocols import (
     TargetOutput,
     TreeInput,
 )
-from sapwood.core.rng import Rng
+from sapwood.core.rng import KeyedRng, NoiseKey, Rng
 from sapwood.core.sampling import Sampler, Sampling
 from sapwood.core.target_probs import PathProbs
 from sapwood.core.tree import CAPACITY, ROOT, Tree
 from sapwood.core.types import (
+    ALWAYS,
     BatchLoad,
     Budget,
     Outcome,
@@ -78,6 +79,15 @@ class RequestDecoder:
         self.joins = prices(self.controller)  # its budget depends on the load of the pass
         # True when no part but the drafter must observe a round before the next pass
         self.observes_late = not any(part.needs_scores_now for part in parts[1:])
+        self.never_drafts = self.controller.resting >= ALWAYS
+        # True when a device can draw the token after a root, and the drafter needs no more of it
+        self.runs_ahead = (
+            isinstance(self.verifier, Match)
+            and isinstance(rng, KeyedRng)
+            and sampling.logprobs is None
+            and not (sampling.touches_logits or sampling.truncates)
+            and (self.never_drafts or self.drafter.observes_roots)
+        )
         # True when the next token after a root alone is the best one
         self.follows_best = (
             sampling.greedy and not sampling.touches_logits and isinstance(self.verifier, Match)
@@ -182,6 +192,23 @@ class RequestDecoder:
         outcome = self._outcome(verdict, scores, context, times, shared)
         self.observe(outcome, late=False)
         return outcome
+
+    def noise_key(self) -> int:
+        """Key of the noise of the token after the root; 0 at temperature 0."""
+        if self.sampler.sampling.greedy:
+            return 0
+        assert isinstance(self.rng, KeyedRng)
+        return self.rng.key(NoiseKey(self.session.length + 1))
+
+    def finish_root(self, outcome: Outcome) -> None:
+        """Take the token after a root that a launched pass has committed, and observe it."""
+        if self.pending_outcome is not None:
+            self.learn()
+        self.next_round = None
+        self.sampler.commit(outcome.tokens)
+        self.root = outcome.verdict.bonus
+        if not self.never_drafts:
+            self.drafter.observe(outcome)
 
     def _overlaps(self, scores: TargetOutput) -> bool:
         """True when a device drafts or scores while the host plans and learns."""

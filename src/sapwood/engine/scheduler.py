@@ -9,12 +9,13 @@ so far are prefilled again. No request changes a token of another.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate, stats_of
 from sapwood.core.protocols import TargetOutput, TreeInput
 from sapwood.core.tree import CAPACITY
 from sapwood.core.types import ALONE
-from sapwood.engine.batch import Batch, BatchPass
+from sapwood.engine.batch import Batch, BatchPass, settle_step
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.node_budget import portions, prefill_rows, rows_within
 from sapwood.engine.outputs import Step
@@ -22,6 +23,7 @@ from sapwood.engine.prefill import Prefill
 from sapwood.engine.prompt_scores import ROWS as PROMPT_ROWS
 from sapwood.engine.request import Request
 from sapwood.engine.request_pool import RequestPool
+from sapwood.engine.run_ahead import LaunchedBatch, RunAhead
 from sapwood.engine.step_stats import EngineSnapshot, RecentStats, StepStats
 from sapwood.errors import OutOfMemory
 
@@ -51,6 +53,13 @@ class Scheduler:
     tokens: int = 0
     recent: RecentStats = field(default_factory=RecentStats)
     _alone: bool = False  # the last pass held one tree and nothing else
+    _ahead: RunAhead | None = None  # of a target that launches passes ahead
+    _apart: bool = False  # the next pass is not launched ahead, as the last launch failed
+
+    def __post_init__(self) -> None:
+        able = self.pool.target.capabilities
+        if able.launch_roots is not None:
+            self._ahead = RunAhead(able.launch_roots, able.root_rows, self.now)
 
     def step(self) -> StepStats | None:
         """One step; None when there was nothing to do."""
@@ -67,11 +76,20 @@ class Scheduler:
             pool.admit(self.max_requests, self._in_time)
         if pool.prefills:
             pool.begin()
-        if any(prefill.reader is not None for prefill in pool.prefills):
+        scored = any(prefill.reader is not None for prefill in pool.prefills)
+        if self._ahead is not None and self._ahead.last is not None and (scored or self._apart):
+            return self._leave(self._ahead)
+        if scored:
             self._score_prompts()
         if not pool.running and all(prefill.reader is not None for prefill in pool.prefills):
-            return None
+            return None if self._ahead is None else self._leave(self._ahead)
         each, total, shares = self._sizes()
+        if self._ahead is not None and not self._apart:
+            if self._ahead.able(pool.running, sum(rows for _, rows in shares)):
+                return self._launch_ahead(self._ahead, shares)
+            if self._ahead.last is not None:
+                return self._leave(self._ahead)
+        self._apart = False
         if len(pool.running) == 1 and not shares:
             return self._one_request(pool.running[0], min(each, total))
         self._alone = False
@@ -85,7 +103,41 @@ class Scheduler:
         done = self._score(batch, shares)
         self._verify(done)
         batch.settle(done, measured=pool.measured)
-        batch.settle_step(done, self.now() - start)
+        settle_step(batch.stats, self.cost, done, self.now() - start)
+        return done
+
+    # ------------------------------------------------------------------------------- run ahead
+    def _launch_ahead(self, ahead: RunAhead, shares: Shares) -> BatchPass:
+        """Launch the next pass over roots, then read the one before."""
+        self._alone = False
+        before = ahead.last
+        try:
+            ahead.launch(self.pool.running, [prefill.chunk(rows) for prefill, rows in shares])
+        except Exception:  # the same pass is run apart, where its requests can be preempted or end
+            self._apart = True
+            ahead.take()
+        return self._read_ahead(ahead, before)
+
+    def _leave(self, ahead: RunAhead) -> BatchPass | None:
+        """Read the launched pass, before another way of decoding; None if there is none."""
+        last = ahead.take()
+        found = None if last is None else self._read_ahead(ahead, last)
+        ahead.pause()
+        return found
+
+    def _read_ahead(self, ahead: RunAhead, batch: LaunchedBatch | None) -> BatchPass:
+        """Read a launched pass, and pass the steps to its requests."""
+        if batch is None:
+            return BatchPass([], 0, 0.0)
+        shared, outcomes = ahead.read(batch)
+        done = BatchPass([], batch.prefill, shared.seconds, shared)
+        for request, outcome in outcomes:
+            self._deliver(done, request, partial(request.take_root, outcome))
+        stats = self.throughput()
+        for one in stats:
+            if one.rest > 0:
+                one.settle_rest()
+        settle_step(stats, self.cost, done, shared.seconds)
         return done
 
     def throughput(self) -> list[ThroughputStats]:
@@ -225,16 +277,20 @@ class Scheduler:
     def _verify(self, done: BatchPass) -> None:
         """Verify each scored tree, and pass each step to its request's `on_step`."""
         for request, output in done.outputs:
-            try:
-                step = request.verify(output, done.shared)
-            except Exception as error:
-                self.pool.finish(request, error)
-                continue
-            done.steps.append((request, step))
-            if step.finish is not None:
-                self.pool.finish(request)
-            self.watch(request, step)
-            request.on_step(step)
+            self._deliver(done, request, partial(request.verify, output, done.shared))
+
+    def _deliver(self, done: BatchPass, request: Request, verify: Callable[[], Step]) -> None:
+        """Pass the step that `verify` makes to a request; one that fails ends it."""
+        try:
+            step = verify()
+        except Exception as error:
+            self.pool.finish(request, error)
+            return
+        done.steps.append((request, step))
+        if step.finish is not None:
+            self.pool.finish(request)
+        self.watch(request, step)
+        request.on_step(step)
 
     # ------------------------------------------------------------------------------- statistics
     def _stats(self, done: BatchPass, seconds: float) -> StepStats:

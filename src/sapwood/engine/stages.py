@@ -8,7 +8,8 @@ import numpy as np
 
 from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.pipeline import ExitDrafter
-from sapwood.core.protocols import Backend, Session, StageRunner, TargetOutput, TreeInput
+from sapwood.core.protocols import Backend, Session, TargetOutput, TreeInput
+from sapwood.core.stage_runner import StageRunner
 from sapwood.core.tree import Tree
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from sapwood.tokenizer.tokenizer import Tokenizer
+from sapwood.tokenizer.tokenizer import BROKEN, Tokenizer
 
-BROKEN = "\ufffd"  # what a decoder writes for bytes that are no whole character yet
 # prompt tokens decoded before the first output token, so that a leading space is decided as inside
 # a text
 LEAD = 6
@@ -24,7 +23,9 @@ class Detokenizer:
         self._shown = shown
         self._restart(list(prompt[-LEAD:]))
         # a prompt may end inside a character
-        self._sent = len(self._decode(self._window).rstrip(BROKEN))
+        text = self._decode(self._window)
+        self._sent = len(text.rstrip(BROKEN))
+        self._held = int(text.endswith(BROKEN))
 
     def _restart(self, lead: list[int]) -> None:
         """Begin a window with tokens whose text has been output."""
@@ -44,6 +45,12 @@ class Detokenizer:
         return "".join([self._push(token) for token in tokens])
 
     def _push(self, token: int) -> str:
+        alone = None if self._held else self._tokenizer.text_alone(token)
+        if alone is not None and token not in self._shown:
+            self._window = [token]
+            self._lead = 1
+            self._sent = len(alone)
+            return alone
         self._window.append(token)
         self._held += 1
         full = self._decode(self._window)

@@ -13,6 +13,7 @@ from sapwood.errors import SapwoodError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
+BROKEN = "\ufffd"  # what a decoder writes for bytes that are no whole character yet
 SPECIALS = (
     "bos_token",
     "eos_token",
@@ -74,6 +75,24 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of these tokens, without special ones."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def text_alone(self, token: int) -> str | None:
+        """Text of a token whose neighbours do not change it; None if they may, or if it is empty.
+
+        With byte-level tokenizers these are all tokens of whole characters.
+        """
+        known: dict[int, str | None] = self.cache.setdefault("alone", {})
+        if token not in known:
+            text = self.decode([token]) if self.byte_level else ""
+            known[token] = text if text and BROKEN not in text else None
+        return known[token]
+
+    @property
+    def byte_level(self) -> bool:
+        """True when the bytes of a text are those of its tokens in a row, and nothing else."""
+        if "byte_level" not in self.cache:
+            self.cache["byte_level"] = type(self.tokenizer.decoder).__name__ == "ByteLevel"
+        return bool(self.cache["byte_level"])
 
     def decode_showing(self, tokens: Sequence[int], shown: frozenset[int]) -> str:
         """Text of these tokens, of special ones only with those that are shown."""

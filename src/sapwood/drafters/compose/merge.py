@@ -69,6 +69,11 @@ class Merge(Part, WholeTreeDrafter):
         """The needs of all drafters."""
         return frozenset[str]().union(*(drafter.needs for drafter in self.drafters))
 
+    @property
+    def observes_roots(self) -> bool:
+        """True when all drafters do."""
+        return all(drafter.observes_roots for drafter in self.drafters)
+
     def bind(self, setting: EngineContext) -> None:
         """Give each drafter its bit of a node's sources."""
         self.number(self.source)

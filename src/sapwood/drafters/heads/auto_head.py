@@ -54,6 +54,11 @@ class AutoHead(Part, WholeTreeDrafter):
         return Eagle3(draws=self.draws)
 
     @property
+    def observes_roots(self) -> bool:
+        """True when the drafter in use does, or there is none."""
+        return self.drafter is None or self.drafter.observes_roots
+
+    @property
     def stand_ins(self) -> list[str]:
         """The drafter that is used where nothing was trained."""
         other = self.otherwise

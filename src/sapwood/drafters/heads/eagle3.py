@@ -87,6 +87,7 @@ class Eagle3(Part, WholeTreeDrafter):
     name: ClassVar[str] = "eagle3"
     paper: ClassVar[str] = "2503.01840"
     reads_scores = True
+    observes_roots: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
     trained: ClassVar[str] = "eagle3"  # the kind of head it drafts with
     digest = ""  # of the head's file, once bound

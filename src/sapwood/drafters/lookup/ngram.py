@@ -27,6 +27,7 @@ class Ngram(Part):
     paper: ClassVar[str] = "github.com/apoorvumang/prompt-lookup-decoding"
     draws: ClassVar[Draw] = Draw.TOPK
     needs: ClassVar[frozenset[str]] = frozenset()
+    observes_roots: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least(1, longest=self.longest)

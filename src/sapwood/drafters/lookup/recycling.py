@@ -47,6 +47,7 @@ class Recycling(Part):
 
     paper: ClassVar[str] = "2408.08696"
     reads_scores = True
+    observes_roots: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset()
     stands_alone = True
 

@@ -58,6 +58,7 @@ class Suffix(Part, LookupDrafter):
     paper: ClassVar[str] = "2411.04975"
     draws: ClassVar[Draw] = Draw.TOPK
     needs: ClassVar[frozenset[str]] = frozenset()
+    observes_roots: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least(1, shortest=self.shortest)

@@ -3,8 +3,7 @@
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from sapwood.backends.torch.cuda.kernels.weight_prefetch import in_order
 from sapwood.backends.torch.cuda.kv_pool import KvSequence
 from sapwood.backends.torch.cuda.mixed_pass import RootsAndPrompts, shape_of_rows
 from sapwood.backends.torch.cuda.network import CudaNetwork
+from sapwood.backends.torch.cuda.output import CudaOutput, PassFeatures
 from sapwood.backends.torch.cuda.pass_buffers import PassResult, join
 from sapwood.backends.torch.cuda.pass_inputs import (
     MAX_ROWS,
@@ -25,157 +25,14 @@ from sapwood.backends.torch.cuda.pass_inputs import (
     split_passes,
 )
 from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
+from sapwood.backends.torch.cuda.root_passes import CudaRoots, NextTokens
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.llama import LlamaModel, describe
 from sapwood.backends.torch.network import PassInput
-from sapwood.backends.torch.output import TorchOutput
-from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.protocols import Capabilities, KvMemory, PrefillChunk, TargetOutput, TreeInput
+from sapwood.core.root_batch import RootBatch
 from sapwood.core.tree import ROOT, Tree
 from sapwood.errors import SapwoodError
-
-STALE = "the session went on and a later pass overwrote this output; read it before the next pass"
-
-
-class RowsOfStates(Mapping[int, torch.Tensor]):
-    """The same rows of the states of several layers, sliced when they are read."""
-
-    def __init__(self, states: Mapping[int, torch.Tensor], rows: slice) -> None:
-        self._states = states
-        self._rows = rows
-
-    def __getitem__(self, layer: int) -> torch.Tensor:
-        return self._states[layer][self._rows]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-
-class PassFeatures:
-    """States of several layers beside each other, of all rows of a pass; copied once."""
-
-    def __init__(self, kept: Mapping[int, torch.Tensor]) -> None:
-        self._kept = kept
-        self._joined: dict[tuple[int, ...], torch.Tensor] = {}
-
-    def joined(self, layers: tuple[int, ...]) -> torch.Tensor:
-        """The states of these layers, [rows, layers * width]."""
-        if layers not in self._joined:
-            missing = [layer for layer in layers if layer not in self._kept]
-            if missing:
-                raise ValueError(f"the inputs of layers {missing} were not kept")
-            self._joined[layers] = torch.cat([self._kept[layer] for layer in layers], -1)
-        return self._joined[layers]
-
-
-def walk(tree: Tree, tokens: IntArray) -> tuple[tuple[int, ...], int]:
-    """Path from the root along the target's tokens, [n], and the token after its last node."""
-    path = [ROOT]
-    while (child := tree.child(path[-1], int(tokens[path[-1]]))) is not None:
-        path.append(child)
-    return tuple(path), int(tokens[path[-1]])
-
-
-class CudaOutput(TorchOutput):
-    """Rows of the last pass, in static buffers that the next pass overwrites.
-
-    Before it does, rows are copied if their session has not moved on.
-    """
-
-    def __init__(
-        self,
-        result: PassResult,
-        rows: slice,
-        session: CudaSession,
-        network: CudaNetwork | None = None,  # if its buffers hold the result
-        features: "PassFeatures | None" = None,  # of all rows, in a pass of several sessions
-    ) -> None:
-        assert result.logits is not None
-        self._alone = rows.stop - rows.start == result.logits.shape[0]
-        kept = result.kept if self._alone else RowsOfStates(result.kept, rows)
-        super().__init__(self._own_logits, kept, static=rows.start == 0)
-        self._result = result
-        self._network = network
-        self._features = features
-        self._span = rows
-        self._stale = False
-        self._session = weakref.ref(session)
-        self._length = session.length
-
-    def _own_logits(self) -> torch.Tensor:
-        assert self._result.logits is not None
-        return self._result.logits if self._alone else self._result.logits[self._span]
-
-    @cached_property
-    def best(self) -> torch.Tensor:  # type: ignore[override]
-        """Best token of each row, on the device."""
-        assert self._result.best is not None
-        return self._result.best if self._alone else self._result.best[self._span]
-
-    @property
-    def device_logits(self) -> torch.Tensor:
-        """Logits on the device, [n, vocab]."""
-        return self._logits
-
-    def argmax(self) -> IntArray:
-        """Best next token of each row, [n]; the lowest id wins a tie."""
-        if self._best is None:
-            if self._stale:
-                raise ValueError(STALE)
-            network, rows = self._network, self._span
-            best = self.best.cpu().numpy() if network is None else network.best_on_host()[rows]
-            self._best = best.copy()
-        return self._best
-
-    def follow(
-        self, tree: Tree, temperature: float, key: Callable[[int], int]
-    ) -> tuple[tuple[int, ...], int] | None:
-        """Path and bonus by the target's own tokens; None if they cannot be drawn on the device."""
-        if temperature == 0 and not isinstance(tree, DeviceTree):
-            return walk(tree, self.argmax())
-        alone = self._network is not None and self._alone
-        if not alone or isinstance(tree, DeviceTree):
-            found = super().follow(tree, temperature, key)
-            if isinstance(tree, DeviceTree) and tree.round_use.prelaunched_pass is not None:
-                self.host_wait = tree.round_use.round_buffer.waited
-            return found
-        assert self._network is not None
-        tokens = self._network.sampler.sample(tree.depths, temperature, key)
-        return None if tokens is None else walk(tree, tokens)
-
-    def logits(self, row: int) -> FloatArray:
-        """Raw logits of this row, float32 [vocab]."""
-        return super().logits(row).copy()  # the buffer changes
-
-    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
-        """Hidden states of these rows on the device, [rows, layers * width], in this order."""
-        first = rows[0] if len(rows) else 0
-        if self._features is None or list(rows) != list(range(first, first + len(rows))):
-            return super().hidden(rows, layers)
-        start = self._span.start + first
-        return self._features.joined(tuple(layers))[start : start + len(rows)]
-
-    def detach_buffers(self) -> None:
-        """Give the buffers to the next pass: copy the rows, unless the session has moved on."""
-        session = self._session()
-        self._network = None
-        self._features = None
-        if session is not None and session.length == self._length:
-            self._given = self._logits.clone()
-            self.__dict__["best"] = self.best.clone()
-            self.__dict__["_logits"], self._static = self._given, False
-            self._hidden = {layer: states.clone() for layer, states in self._hidden.items()}
-        else:
-            self._given = self._raise_stale
-            self._hidden = {}
-            self._stale = True
-            self.__dict__.pop("_logits", None)
-
-    def _raise_stale(self) -> torch.Tensor:
-        raise ValueError(STALE)
 
 
 class CudaBackend(TorchBackend):
@@ -195,6 +52,7 @@ class CudaBackend(TorchBackend):
         super().__init__(model, name, self.fused)
         self.info = dataclasses.replace(self.info, name="fused")
         self._outputs: list[weakref.ref[CudaOutput]] = []  # of the last pass, in its buffers
+        self._next_tokens = NextTokens(self.device)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -204,6 +62,8 @@ class CudaBackend(TorchBackend):
             place_tree=self.place_tree,
             prepare_batches=self.prepare_batches,
             free_tokens=lambda: self.fused.pool.free_tokens,
+            launch_roots=self.launch_roots,
+            root_rows=MAX_ROWS,
         )
 
     @torch.inference_mode()
@@ -214,6 +74,53 @@ class CudaBackend(TorchBackend):
 
             self._detach_outputs()
             capture_batches(self.fused, self._watched, requests, progress)
+
+    @torch.inference_mode()
+    def launch_roots(self, batch: RootBatch, chunks: Sequence[PrefillChunk] = ()) -> CudaRoots:
+        """Launch one pass over roots, which are committed, and chunks of prompts."""
+        sessions = [self._own_session(session) for session in batch.sessions]
+        chunks = [chunk for chunk in chunks if len(chunk.tokens)]
+        self._make_room_for_roots(sessions, chunks)
+        self._detach_outputs()
+        texts = [self._own(chunk) for chunk in chunks]
+        for text, chunk in zip(texts, chunks, strict=True):
+            text.extend(len(chunk.tokens))
+        slots = self.fused.pool.slots
+        firsts = np.array([session.sequence.index for session in sessions], np.int64) * slots
+        lengths = np.array([session.launch_root() for session in sessions], np.int64)
+        roots = RootRows(np.array(batch.tokens, np.int64), firsts, lengths)
+        count = len(sessions)
+        if chunks:
+            rows = with_prompts(roots, texts, chunks)
+            result = self.fused.run_mixed(rows, rows.shape(self.fused.heads), self._watched, count)
+            self._commit_chunks(result, count, chunks)
+        else:
+            result = self.fused.run_pass(roots, self._watched, head=True)
+        assert result.logits is not None
+        assert result.best is not None
+        host, arrival = self._next_tokens.send(
+            result.logits, result.best, batch.temperatures, batch.keys
+        )
+        kept = {layer: states[:count].clone() for layer, states in result.kept.items()}
+        return CudaRoots(host, arrival, PassFeatures(kept).joined)
+
+    def _own_session(self, session: Any) -> CudaSession:
+        """A session of this backend."""
+        assert isinstance(session, CudaSession)
+        return session
+
+    def _make_room_for_roots(
+        self, sessions: Sequence[CudaSession], chunks: Sequence[PrefillChunk]
+    ) -> None:
+        """Refuse a pass that has no room before anything changes."""
+        rows = len(sessions) + sum(len(chunk.tokens) for chunk in chunks)
+        if rows > MAX_ROWS:
+            raise ValueError(f"a pass has at most {MAX_ROWS} rows, not {rows}")
+        check_apart([*sessions, *(self._own(chunk) for chunk in chunks)])
+        stops = [session.length + 1 for session in sessions]
+        stops += [chunk.session.length + len(chunk.tokens) for chunk in chunks]
+        self._check_room(max(stops))
+        self.fused.pool.reserve(max(stops))
 
     def place_tree(self, tree: Tree) -> DeviceTree:
         """The same tree on the device, as if drafted there, so that timing has no transfer."""
@@ -377,6 +284,14 @@ class CudaBackend(TorchBackend):
             result = self.fused.run_mixed(trees, shape, self._watched, count)
             for session, job in zip(sessions, work, strict=True):
                 session.scored(job.tree, {})
+        self._commit_chunks(result, count, chunks)
+        kept = {layer: states[:count] for layer, states in result.kept.items()}
+        return dataclasses.replace(result, states=None, kept=kept)
+
+    def _commit_chunks(
+        self, result: PassResult, count: int, chunks: Sequence[PrefillChunk]
+    ) -> None:
+        """Commit the chunks whose rows follow the first `count` of a pass."""
         assert result.states is not None
         # the next pass overwrites the buffers
         read = {layer: states[count:].clone() for layer, states in result.kept.items()}
@@ -387,8 +302,6 @@ class CudaBackend(TorchBackend):
             states = {layer: found[part] for layer, found in read.items()}
             self._own(chunk).learn(chunk.tokens, states, self.fused.speak)
             start = part.stop
-        kept = {layer: states[:count] for layer, states in result.kept.items()}
-        return dataclasses.replace(result, states=None, kept=kept)
 
     def _roots_and(
         self,
@@ -404,13 +317,7 @@ class CudaBackend(TorchBackend):
             session.start_root(job.tree)
         for text, chunk in zip(texts, chunks, strict=True):
             text.extend(len(chunk.tokens))
-        return RootsAndPrompts.of(
-            self._root_rows(sessions, work),
-            [
-                (np.asarray(chunk.tokens, np.int64), text.sequence.first, text.length)
-                for text, chunk in zip(texts, chunks, strict=True)
-            ],
-        )
+        return with_prompts(self._root_rows(sessions, work), texts, chunks)
 
     def _root_rows(self, sessions: Sequence[CudaSession], work: Sequence[TreeInput]) -> RootRows:
         return RootRows(
@@ -463,6 +370,19 @@ class CudaBackend(TorchBackend):
 def is_root(job: TreeInput) -> bool:
     """True when a tree on the host has no node but its root."""
     return len(job.tree) == 1 and not job.since and not isinstance(job.tree, DeviceTree)
+
+
+def with_prompts(
+    roots: RootRows, texts: Sequence[CudaSession], chunks: Sequence[PrefillChunk]
+) -> RootsAndPrompts:
+    """Rows of roots, then of chunks of prompts."""
+    return RootsAndPrompts.of(
+        roots,
+        [
+            (np.asarray(chunk.tokens, np.int64), text.sequence.first, text.length)
+            for text, chunk in zip(texts, chunks, strict=True)
+        ],
+    )
 
 
 def share_weights(model: Any, found: LlamaModel) -> None:

@@ -275,7 +275,7 @@ class CudaNetwork:
         x = self._input(0, m)
         tokens, positions, _, blocks, words = self.inputs.parts(shape)
         paths = open_paths(words, positions, blocks, shape.tiles)
-        enter(x, model.embedding, tokens, self.angles, positions, buffers.row_angles)
+        enter(x, model.embedding, tokens, buffers.best, self.angles, positions, buffers.row_angles)
         for index in range(depth):
             x = self._layer(index, x, shape, paths)
         if depth in buffers.watched or shape.keeps_states:

@@ -72,6 +72,15 @@ class CudaSession(TorchSession):
         self._tokens = tree.tokens
         self._parents = tree.parents
 
+    def launch_root(self) -> int:
+        """Commit the root of a pass that is being launched; its position."""
+        self._tidy()
+        self._tree = None
+        self.prelaunched_pass = None
+        position = self._length
+        self.advance(1)
+        return position
+
     def prepare(self, tree: DeviceTree) -> PendingMove:
         """Make room for a whole tree; the move that its pass must run first."""
         if self._deferred is not None and not self._deferred.fits(tree.round_use.round_buffer):

@@ -78,7 +78,7 @@ def prepare(stream: PrenormRows) -> None:
 
 @triton.jit
 def _enter(
-    table, tokens, x, norm, scaled, squares, angles, positions, turns, width, turn,
+    table, tokens, before, x, norm, scaled, squares, angles, positions, turns, width, turn,
     tile: tl.constexpr, tile_t: tl.constexpr,
 ):  # fmt: skip
     wait()
@@ -87,6 +87,7 @@ def _enter(
     each = tl.arange(0, tile_t)
     inside = columns < width
     token = tl.load(tokens + row)
+    token = tl.where(token < 0, tl.load(before - 1 - token, token < 0, 0), token)
     at = tl.load(positions + row)
     made = tl.load(table + token * width + columns, inside, 0.0)
     angle = tl.load(angles + at * turn + each, each < turn, 0.0)
@@ -98,7 +99,8 @@ def _enter(
 def enter(
     stream: PrenormRows,  # [m, width]
     table: Tensor,  # [vocab, width]
-    tokens: Tensor,  # [m]
+    tokens: Tensor,  # [m]; -1 - i is the token `before` has at i
+    before: Tensor,  # [m] next tokens of the rows of the last pass
     angles: Tensor,  # [positions, head width] float32
     positions: Tensor,  # [m]
     turns: Tensor,  # [m, head width] float32, out
@@ -109,7 +111,7 @@ def enter(
     norm_buffers = stream.norm_buffers
     turn = angles.shape[1]
     _enter[m,](
-        table, tokens, stream.x, stream.scale.norm, norm_buffers.scaled, norm_buffers.squares,
+        table, tokens, before, stream.x, stream.scale.norm, norm_buffers.scaled, norm_buffers.squares,
         angles, positions, turns, width,
         turn, tile, triton.next_power_of_2(turn), **options(8 if tile > 2048 else 4),
     )  # fmt: skip

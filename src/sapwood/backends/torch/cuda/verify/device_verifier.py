@@ -59,6 +59,16 @@ def keyed_draw(
     target_tokens[:rows] = (logits.double() / temperature + gumbel[depths[:rows]]).argmax(-1)
 
 
+def draw_rows(logits: Tensor, keys: Tensor, temperatures: Tensor, target_tokens: Tensor) -> None:
+    """The keyed draw of each row, with a key and a temperature of its own; 0: the best token."""
+    gumbel = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+    noise(keys, logits.shape[1], gumbel)
+    warm = (temperatures > 0)[:, None]
+    raw = logits.double()
+    drawn = raw / torch.where(warm, temperatures[:, None], 1.0) + gumbel
+    target_tokens[: len(logits)] = torch.where(warm, drawn, raw).argmax(-1)
+
+
 def gather_features(round_buffer: RoundBuffer, states: Sequence[Tensor]) -> None:
     """Gather states [rows, width] of each layer along the accepted path for the next draft."""
     out = round_buffer.hidden_states
@@ -105,6 +115,7 @@ class TorchVerifySteps:
     noise = staticmethod(noise)
     best = staticmethod(best)
     keyed_draw = staticmethod(keyed_draw)
+    draw_rows = staticmethod(draw_rows)
     walk = staticmethod(walk)
     gather_features = staticmethod(gather_features)
 

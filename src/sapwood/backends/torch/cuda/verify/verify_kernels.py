@@ -18,17 +18,23 @@ PIECE = 2048  # logits that one program looks at
 
 
 @triton.jit
-def _noise(keys, out, vocab, piece: tl.constexpr):
-    wait()
-    level = tl.program_id(0)
-    ids = tl.program_id(1) * piece + tl.arange(0, piece)
-    key = tl.load(keys + level).to(tl.uint64, bitcast=True)
-    words = (ids + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key
+def gumbel_noise(key, ids):
+    """Gumbel noise of these tokens, float64; a hash of the key and the token."""
+    words = (ids + 1).to(tl.uint64) * 0x9E3779B97F4A7C15 + key.to(tl.uint64, bitcast=True)
     words = (words ^ (words >> 30)) * 0xBF58476D1CE4E5B9
     words = (words ^ (words >> 27)) * 0x94D049BB133111EB
     words = words ^ (words >> 31)
     uniform = ((words >> 12).to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    tl.store(out + level.to(tl.int64) * vocab + ids, -tl.log(-tl.log(uniform)), ids < vocab)
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _noise(keys, out, vocab, piece: tl.constexpr):
+    wait()
+    level = tl.program_id(0)
+    ids = tl.program_id(1) * piece + tl.arange(0, piece)
+    made = gumbel_noise(tl.load(keys + level), ids)
+    tl.store(out + level.to(tl.int64) * vocab + ids, made, ids < vocab)
 
 
 def noise(keys: Tensor, vocab: int, out: Tensor) -> None:
@@ -48,6 +54,25 @@ def _keyed_draw(
     depth = tl.load(depths + row)
     raw = tl.load(logits + row.to(tl.int64) * vocab + at, there, float("-inf")).to(tl.float64)
     chances = raw / tl.load(temperature) + tl.load(gumbel + depth * vocab + at, there, 0.0)
+    peak = tl.max(chances, 0)
+    tl.store(values + row * pieces + piece, peak)
+    tl.store(
+        tokens + row * pieces + piece, tl.min(tl.where(chances == peak, at, vocab), 0).to(tl.int64)
+    )
+
+
+@triton.jit
+def _draw_rows(logits, keys, temperatures, values, tokens, vocab, pieces, size: tl.constexpr):
+    wait()
+    row = tl.program_id(0)
+    piece = tl.program_id(1)
+    at = piece * size + tl.arange(0, size)
+    there = at < vocab
+    temperature = tl.load(temperatures + row)
+    raw = tl.load(logits + row.to(tl.int64) * vocab + at, there, float("-inf")).to(tl.float64)
+    chances = raw
+    if temperature > 0:
+        chances = raw / temperature + gumbel_noise(tl.load(keys + row), at)
     peak = tl.max(chances, 0)
     tl.store(values + row * pieces + piece, peak)
     tl.store(
@@ -77,6 +102,18 @@ def keyed_draw(
     tokens = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     _keyed_draw[rows, pieces](
         logits, gumbel, depths, temperature, values, tokens, vocab, pieces, PIECE, **options()
+    )
+    _best[rows,](values, tokens, target_tokens, pieces, tile(pieces), **options(warps=1))
+
+
+def draw_rows(logits: Tensor, keys: Tensor, temperatures: Tensor, target_tokens: Tensor) -> None:
+    """The keyed draw of each row, with a key and a temperature of its own; 0: the best token."""
+    rows, vocab = logits.shape
+    pieces = triton.cdiv(vocab, PIECE)
+    values = torch.empty(rows, pieces, dtype=torch.float64, device=logits.device)
+    tokens = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
+    _draw_rows[rows, pieces](
+        logits, keys, temperatures, values, tokens, vocab, pieces, PIECE, **options()
     )
     _best[rows,](values, tokens, target_tokens, pieces, tile(pieces), **options(warps=1))
 
