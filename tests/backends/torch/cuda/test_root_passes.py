@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sapwood.core.protocols import PrefillChunk, TreeInput
+from sapwood.core.protocols import PrefillChunk, Session, TreeInput
 from sapwood.core.rng import KeyedRng, NoiseKey
 from sapwood.core.root_batch import RootBatch
 from sapwood.core.tree import ROOT, Tree
@@ -17,7 +17,6 @@ require()
 
 from sapwood.backends.torch.cuda.backend import CudaBackend
 from sapwood.backends.torch.cuda.pass_inputs import MAX_ROWS
-from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.verify import device_verifier, verify_kernels
 
 TEXTS = ([5, 6, 7], [9, 3, 3, 8, 1], [2])
@@ -47,7 +46,7 @@ def plain(backend: CudaBackend, text: Sequence[int], count: int) -> list[int]:
     return found[1:]
 
 
-def roots(sessions: Sequence[CudaSession], tokens: Sequence[int]) -> RootBatch:
+def roots(sessions: Sequence[Session], tokens: Sequence[int]) -> RootBatch:
     """Greedy rows."""
     batch = RootBatch()
     for session, token in zip(sessions, tokens, strict=True):

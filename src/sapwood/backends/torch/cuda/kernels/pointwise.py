@@ -111,7 +111,8 @@ def enter(
     norm_buffers = stream.norm_buffers
     turn = angles.shape[1]
     _enter[m,](
-        table, tokens, before, stream.x, stream.scale.norm, norm_buffers.scaled, norm_buffers.squares,
+        table, tokens, before, stream.x, stream.scale.norm,
+        norm_buffers.scaled, norm_buffers.squares,
         angles, positions, turns, width,
         turn, tile, triton.next_power_of_2(turn), **options(8 if tile > 2048 else 4),
     )  # fmt: skip
