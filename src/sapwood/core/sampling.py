@@ -103,15 +103,17 @@ class Sampler:
         self.sampling = sampling
         self._seen = set(prompt)  # tokens the repetition penalty counts
         self._counts: Counter[int] = Counter()  # output tokens
+        self._counted = sampling.touches_logits  # tokens are counted for penalties and grammar
         self.guide = None if sampling.grammar is None else GrammarMatcher(sampling.grammar)
         self.emitted = 0
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Count tokens that are now part of the output."""
-        self._seen.update(tokens)
-        for token in tokens:
-            self._counts[token] += 1
         self.emitted += len(tokens)
+        if not self._counted:
+            return
+        self._seen.update(tokens)
+        self._counts.update(tokens)
         if self.guide is not None:
             self.guide.commit(tokens)
 

@@ -35,6 +35,8 @@ class CostModel:
     tree: float = 0.0
     # by context; see `_line`
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    # the last answer of `plain`, after what was asked
+    _plain: tuple[tuple[float, ...], float] = field(default=((), 0.0), repr=False, compare=False)
     _many: dict[int, tuple[FloatArray, FloatArray]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -62,7 +64,11 @@ class CostModel:
         """
         if rows == trees:
             return seconds
-        return seconds * self.seconds(trees, context, trees) / self.seconds(rows, context, trees)
+        asked = rows, context, seconds, trees
+        if asked != self._plain[0]:  # requests that share a pass ask the same
+            whole = self.seconds(rows, context, trees)
+            self._plain = asked, seconds * self.seconds(trees, context, trees) / whole
+        return self._plain[1]
 
     def observe(self, rows: int, context: int, seconds: float, trees: int = 1) -> None:
         """Refine by an observed pass: the machine's speed quickly, the table's shape slowly."""

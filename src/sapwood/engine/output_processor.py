@@ -42,6 +42,9 @@ class OutputProcessor:
 
     def push(self, outcome: Outcome) -> tuple[TokenText, ...]:
         """Take the round's tokens, up to the one that ends the request."""
+        if len(outcome.verdict.path) == 1:  # most often: no drafted token
+            token = outcome.verdict.bonus
+            return (TokenText(token, self._take(token), drafted=False),)
         pieces = []
         for place, token in enumerate(outcome.tokens):
             pieces.append(
@@ -61,7 +64,7 @@ class OutputProcessor:
         if token in self._ends:
             self.finish = "stop"
             return self._rest()
-        text = self._detokenizer.push([token]) if self._detokenizer else ""
+        text = self._detokenizer.push_one(token) if self._detokenizer else ""
         if self._count > self._sampling.min_tokens:
             text = self._stops.push(text)
         if self._stops.hit is not None:
@@ -108,7 +111,8 @@ class StatsCounter:
         self.passes += outcome.passes
         self.tokens += len(pieces)
         self.drafted += len(outcome.tree) - 1
-        self.accepted += sum(piece.drafted for piece in pieces)
+        if len(outcome.verdict.path) > 1:
+            self.accepted += sum(piece.drafted for piece in pieces)
         self.discarded += outcome.discarded
         self.draft += outcome.times.draft
         self.verify += outcome.times.verify
@@ -176,9 +180,9 @@ class StepBuilder:
         pieces = self.output.push(outcome)
         if self._watched and outcome.shared is None:
             cost.observe(outcome.rows, outcome.context, times.verify)
-        stats.count(
-            outcome, pieces, cost.plain(outcome.rows, outcome.context, times.verify, outcome.trees)
-        )
+        shared = outcome.shared
+        context = outcome.context if shared is None else shared.context
+        stats.count(outcome, pieces, cost.plain(outcome.rows, context, times.verify, outcome.trees))
         found = () if self._most is None else logprobs(outcome, len(pieces), self._most)
         spent = self._now() - start
         if first:

@@ -141,13 +141,13 @@ class RequestPool:
     # ------------------------------------------------------------------------------- leaving
     def sweep(self) -> None:
         """Free cancelled requests and those past their timeout."""
-        for request in list(self.running):
-            if self._over(request):
-                self.finish(request)
+        now = self.now()
+        for request in [one for one in self.running if self._over(one, now)]:
+            self.finish(request)
         if self.waiting.empty and not self.prefills:
             return
         for prefill in [*self.prefills, *self.waiting]:
-            stay = [request for request in prefill.requests if not self._over(request)]
+            stay = [request for request in prefill.requests if not self._over(request, now)]
             if not stay:
                 self.end_prefill(prefill)
             for request in prefill.requests:
@@ -155,10 +155,10 @@ class RequestPool:
                     request.state = RequestState.FINISHED
             prefill.requests[:] = stay or prefill.requests
 
-    def _over(self, request: Request) -> bool:
+    def _over(self, request: Request, now: float) -> bool:
         if request.cancelled.is_set():
             return True
-        late = self.now() - request.submitted > request.timeout
+        late = now - request.submitted > request.timeout
         if late:
             request.on_step(
                 RequestTimeout(f"the request took longer than {request.timeout:g} s; ask for less")

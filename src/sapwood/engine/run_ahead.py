@@ -101,14 +101,8 @@ class RunAhead:
         shared = SharedPass(len(tokens), len(tokens), batch.prefill, context, seconds)
         times = StageTimes(verify=seconds)
         found = []
-        rows = zip(
-            batch.requests,
-            batch.decoders,
-            tokens,
-            batch.contexts,
-            batch.launched.outputs(),
-            strict=True,
-        )
+        outputs = batch.launched.outputs()
+        rows = zip(batch.requests, batch.decoders, tokens, batch.contexts, outputs, strict=True)
         for request, decoder, token, context, output in rows:
             if request.decoder is not decoder:
                 continue  # it has ended or was preempted

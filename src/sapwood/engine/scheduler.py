@@ -142,7 +142,7 @@ class Scheduler:
 
     def throughput(self) -> list[ThroughputStats]:
         """The throughput statistics of all running recipes, each once."""
-        engines = {id(one.engine): one.engine for one in self.pool.running}
+        engines = {id(engine): engine for engine in (one.engine for one in self.pool.running)}
         parts = [engine.recipe.parts()[-1] for engine in engines.values()]
         return list({id(stats): stats for part in parts for stats in stats_of(part)}.values())
 

@@ -42,9 +42,10 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Text that these tokens complete; half a character waits for its other half."""
-        return "".join([self._push(token) for token in tokens])
+        return "".join([self.push_one(token) for token in tokens])
 
-    def _push(self, token: int) -> str:
+    def push_one(self, token: int) -> str:
+        """The same for one token."""
         alone = None if self._held else self._tokenizer.text_alone(token)
         if alone is not None and token not in self._shown:
             self._window = [token]
@@ -82,6 +83,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that belongs to no stop string; nothing once one was hit."""
+        if not self._stops:
+            return text
         if self.hit is not None:
             return ""
         text = self._held + text

@@ -91,7 +91,7 @@ class Tokenizer:
     def byte_level(self) -> bool:
         """True when the bytes of a text are those of its tokens in a row, and nothing else."""
         if "byte_level" not in self.cache:
-            self.cache["byte_level"] = type(self.tokenizer.decoder).__name__ == "ByteLevel"
+            self.cache["byte_level"] = joins_bytes(self.tokenizer.decoder)
         return bool(self.cache["byte_level"])
 
     def decode_showing(self, tokens: Sequence[int], shown: frozenset[int]) -> str:
@@ -213,6 +213,16 @@ class EscapedText:
     def restore(self, text: str) -> str:
         """The text with the special tokens in place of their marks."""
         return self._form.sub(lambda found: self.used[int(found.group(1))], text)
+
+
+def joins_bytes(decoder: Any) -> bool:
+    """True when a decoder joins the bytes of tokens, and strips nothing at the ends."""
+    if decoder is None:
+        return False
+    record = json.loads(decoder.__getstate__())
+    parts = record["decoders"] if record["type"] == "Sequence" else [record]
+    kinds = {part["type"] for part in parts}
+    return "ByteLevel" in kinds and kinds <= {"ByteLevel", "ByteFallback", "Fuse", "Replace"}
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -14,6 +14,7 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.protocols import TargetOutput
 from sapwood.core.tree import Tree, check_path
 
+NOTHING: IntArray = np.empty(0, np.int64)
 Head = Callable[[torch.Tensor], torch.Tensor]  # from final hidden states to logits
 
 
@@ -105,8 +106,8 @@ class TorchSession:
     def _drop(self) -> None:
         """Drop the tree in flight."""
         self.entered = None
-        self._tokens: IntArray = np.empty(0, np.int64)  # of the nodes scored in this round
-        self._parents: IntArray = np.empty(0, np.int64)
+        self._tokens: IntArray = NOTHING  # of the nodes scored in this round
+        self._parents: IntArray = NOTHING
         self._states: Kept = {}  # of the same nodes, with a prefix cache
 
     @property

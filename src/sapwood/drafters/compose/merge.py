@@ -99,7 +99,7 @@ class Merge(Part, WholeTreeDrafter):
         self._catch_up()
         self._remember(outcome)
         whole = outcome.grown.pruned is not None
-        for drafter in self.nested():
+        for drafter in self.drafters:
             late = whole and looks_up(drafter)
             if late:
                 self.late_.append((drafter, outcome))
