@@ -1,6 +1,7 @@
 """Protocols of whole-tree drafting: trees that a device or compiled code builds in one call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from sapwood.core.tree import Tree
@@ -138,6 +139,49 @@ class TreeBuilder(Protocol):
 
 
 @runtime_checkable
+class BatchTreeBuilder(TreeBuilder, Protocol):
+    """A builder that can build the trees of several requests together."""
+
+    def build_batch(self, jobs: Sequence["TreeJob"]) -> list[Tree]:
+        """Build the trees of all jobs, in their order; if it raises, no job was begun."""
+
+    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+        """Prepare for trees of these shapes of up to so many requests at a time."""
+
+
+@dataclass(slots=True)
+class TreeJob:
+    """A tree of one request that a builder may build together with those of others."""
+
+    builder: BatchTreeBuilder
+    cache: Any  # of the request, opened by the builder
+    # features of new text and the token after each row, the root last; emptied once built
+    unread: list[tuple[Any, Sequence[int]]]
+    committed: int  # position of the root
+    shape: TreeShape
+    source: int
+
+
+@runtime_checkable
+class BatchDrafter(Protocol):
+    """A drafter of whole trees that can be drafted together with those of other requests."""
+
+    def tree_job(self, root: int, shape: TreeShape) -> TreeJob | Tree | None:
+        """The tree to be built, or one that needs no building; None: by `draft_tree` alone."""
+
+    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+        """Prepare a device for trees of these shapes of up to so many requests at a time."""
+
+
+@runtime_checkable
+class SharedFeatures(Protocol):
+    """The output of one tree in a pass over several, whose features lie together."""
+
+    def shared_features(self, layers: Sequence[int]) -> tuple[Any, int] | None:
+        """Features of all rows of the pass, and the row of this tree's root; None: apart."""
+
+
+@runtime_checkable
 class WholeTreePolicy(Protocol):
     """A policy that knows a tree's shape before it is grown."""
 
@@ -167,6 +211,21 @@ def _offers(part: object, protocol: Any) -> bool:
 def drafts_whole_trees(part: object) -> "TypeGuard[WholeTreeDrafter]":
     """True for a drafter that can build a whole tree in one call."""
     return _offers(part, WholeTreeDrafter)
+
+
+def drafts_batches(part: object) -> "TypeGuard[BatchDrafter]":
+    """True for a drafter whose trees can be drafted together with those of other requests."""
+    return _offers(part, BatchDrafter)
+
+
+def builds_batches(builder: object) -> "TypeGuard[BatchTreeBuilder]":
+    """True for a builder that can build the trees of several requests together."""
+    return _offers(builder, BatchTreeBuilder)
+
+
+def shares_features(output: object) -> "TypeGuard[SharedFeatures]":
+    """True for the output of one tree whose features lie beside those of others."""
+    return _offers(output, SharedFeatures)
 
 
 def looks_up(part: object) -> "TypeGuard[LookupDrafter]":

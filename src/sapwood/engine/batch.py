@@ -1,6 +1,7 @@
 """The running requests of one step: trees are grown, pruned together, scored in one pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,10 +9,13 @@ import numpy as np
 from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate, refine
 from sapwood.core.protocols import Backend, PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.types import BatchLoad, Prune, SharedPass
+from sapwood.core.whole_tree import TreeJob
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.node_budget import batch_price, spend
 from sapwood.engine.outputs import Step
 from sapwood.engine.request import Request
+
+LOG = logging.getLogger("sapwood.engine")
 
 Failure = tuple[Request, Exception]
 
@@ -57,20 +61,83 @@ class Batch:
         rows = self.prefill + sum(1 + request.nodes for request in self.requests)
         trees = len(self.requests)
         rate = batch_rate(self.stats)
-        alone = self.solo
+        jobs: dict[Request, TreeJob] = {}
+        alone: list[Request] = []  # their trees are grown one by one
         for request in list(self.requests):
             load = BatchLoad(trees, rows - 1 - request.nodes, rate if trees > 1 else 0.0)
             shares = total if request.priced else total // trees  # priced trees are pruned together
+            decoder = request.running
             try:
-                request.running.grow(min(each, shares), load)
-                if trees > 1:  # a device holds one tree, which the next request's would overwrite
-                    request.running.grown.load()
+                decoder.plan_tree(min(each, shares), load)
+                job = decoder.tree_job() if trees > 1 else None
+            except Exception as error:
+                self.requests.remove(request)
+                yield request, error
+                continue
+            if isinstance(job, TreeJob):
+                jobs[request] = job
+            elif job is not None:
+                decoder.grown = job
+            else:
+                alone.append(request)
+            if not self.solo:
+                decoder.clock.lap("draft")
+        failed = self._draft_together(jobs)
+        yield from self._draft_alone([*alone, *failed])
+        yield from self._wait([request for request in jobs if request not in failed])
+
+    def _draft_together(self, jobs: Mapping[Request, TreeJob]) -> list[Request]:
+        """Launch the drafts of all jobs, one for each builder; requests of those that failed."""
+        failed: list[Request] = []
+        builders = {id(job.builder): job.builder for job in jobs.values()}
+        for builder in builders.values():
+            mine = [request for request, job in jobs.items() if job.builder is builder]
+            start = self.now()
+            try:
+                grown = builder.build_batch([jobs[request] for request in mine])
+            except Exception:  # the cause may be one request: each is drafted alone
+                LOG.exception("the trees of several requests could not be drafted together")
+                failed += mine
+                continue
+            share = (self.now() - start) / len(mine)
+            for request, tree in zip(mine, grown, strict=True):
+                request.running.grown = tree
+                request.running.clock.book("draft", share)
+        return failed
+
+    def _draft_alone(self, requests: Sequence[Request]) -> Iterator[Failure]:
+        """Grow the planned trees of these requests one by one; yields failed requests."""
+        several = len(self.requests) > 1
+        for request in requests:
+            decoder = request.running
+            try:
+                if several:
+                    decoder.clock.restart()
+                decoder.grow_planned()
+                if several:  # a device holds one such tree, which the next would overwrite
+                    decoder.grown.load()
             except Exception as error:
                 self.requests.remove(request)
                 yield request, error
             else:
-                if not alone:
-                    request.running.clock.lap("draft")
+                if not self.solo:
+                    decoder.clock.lap("draft")
+
+    def _wait(self, requests: Sequence[Request]) -> Iterator[Failure]:
+        """Wait for the trees that were drafted together; the first that is read brings all."""
+        if not requests:
+            return
+        start = self.now()
+        try:
+            requests[0].running.grown.load()
+        except Exception as error:
+            for request in requests:
+                self.requests.remove(request)
+                yield request, error
+            return
+        share = (self.now() - start) / len(requests)
+        for request in requests:
+            request.running.clock.book("draft", share)
 
     def prune(self, total: int) -> Iterator[Failure]:
         """Prune all trees, the priced ones by one budget; yields failed requests."""

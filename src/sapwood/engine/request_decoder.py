@@ -32,7 +32,7 @@ from sapwood.core.types import (
     TreeShape,
     Verdict,
 )
-from sapwood.core.whole_tree import drafts_whole_trees
+from sapwood.core.whole_tree import TreeJob, drafts_batches, drafts_whole_trees
 from sapwood.engine.prelaunch import NextRound, plan_next, prepare_launch, whole_tree_shape
 from sapwood.errors import SapwoodError
 from sapwood.verifiers.match import Match
@@ -114,6 +114,11 @@ class RequestDecoder:
 
     def grow(self, most: int = CAPACITY - 1, load: BatchLoad | None = None) -> None:
         """Grow this round's tree, at the prices of a pass with this load."""
+        self.plan_tree(most, load)
+        self.grow_planned()
+
+    def plan_tree(self, most: int, load: BatchLoad | None) -> None:
+        """Set the budget of this round's tree, at the prices of a pass with this load."""
         self.paused = self.clock.restart()  # the caller's time since the last round is not counted
         if load is not None:
             if self.joins:
@@ -123,8 +128,19 @@ class RequestDecoder:
         self.next_round = None
         self.growing = planned.seconds
         self.budget = planned.budget.within(*self.room(most, begun=planned.launched))
-        shape = planned.shape if self.budget is planned.budget else None
-        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, shape)
+        self.shape = planned.shape if self.budget is planned.budget else None
+
+    def grow_planned(self) -> None:
+        """Grow the tree of the plan."""
+        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, self.shape)
+
+    def tree_job(self) -> TreeJob | Tree | None:
+        """The planned tree, to be built together with those of others; None if it cannot be."""
+        drafter = self.drafter
+        if not self.budget.nodes or not drafts_batches(drafter):
+            return None
+        self.shape = self.shape or whole_tree_shape(drafter, self.policy, self.budget)
+        return None if self.shape is None else drafter.tree_job(self.root, self.shape)
 
     def prune(self, nodes: int | None = None) -> TreeInput:
         """Prune the grown tree by the policy, or to at most `nodes` besides the root."""

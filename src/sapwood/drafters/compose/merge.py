@@ -26,7 +26,9 @@ from sapwood.core.types import AcceptanceRatio, Draw, Outcome, TreeShape
 from sapwood.core.whole_tree import (
     DraftLaunch,
     LookupDrafter,
+    TreeJob,
     WholeTreeDrafter,
+    drafts_batches,
     drafts_whole_trees,
     looks_up,
 )
@@ -145,6 +147,22 @@ class Merge(Part, WholeTreeDrafter):
             if tree is not None:
                 return tree
         return None
+
+    def tree_job(self, root: int, shape: TreeShape) -> TreeJob | Tree | None:
+        """A looked-up path where that promises more, else the job of the whole-tree drafter."""
+        if self.accepts_seed() or type(self).draft_tree is not Merge.draft_tree:
+            return None
+        if (found := self._look_up(root, shape)) is not None:
+            return found
+        for drafter in self._whole():
+            return drafter.tree_job(root, shape) if drafts_batches(drafter) else None
+        return None
+
+    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+        """Prepare whole-tree drafters for these shapes of several requests."""
+        for drafter in self._whole():
+            if drafts_batches(drafter):
+                drafter.prepare_batches(shapes, requests)
 
     def _whole(self) -> list[WholeTreeDrafter]:
         """The drafters that may draft whole trees."""

@@ -15,7 +15,13 @@ from sapwood.core.protocols import Drafter, EngineContext, Frontier, RequestCont
 from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import BackendInfo, Draw, Outcome, TreeShape
-from sapwood.core.whole_tree import DraftLaunch, WholeTreeDrafter, drafts_whole_trees
+from sapwood.core.whole_tree import (
+    DraftLaunch,
+    TreeJob,
+    WholeTreeDrafter,
+    drafts_batches,
+    drafts_whole_trees,
+)
 from sapwood.drafters.heads.eagle3 import Eagle3
 
 
@@ -103,6 +109,16 @@ class AutoHead(Part, WholeTreeDrafter):
         """A whole tree, if it can draft one."""
         drafter = as_whole(self.drafter_)
         return None if drafter is None else drafter.draft_tree(root, shape, seed)
+
+    def tree_job(self, root: int, shape: TreeShape) -> TreeJob | Tree | None:
+        """A whole tree, to be built together with those of other requests, if it can be."""
+        drafter = self.drafter_
+        return drafter.tree_job(root, shape) if drafts_batches(drafter) else None
+
+    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+        """Prepare a device for trees of these shapes of several requests."""
+        if drafts_batches(self.drafter):
+            self.drafter.prepare_batches(shapes, requests)
 
     def prelaunch(self, shape: TreeShape, tree: Tree) -> DraftLaunch | None:
         """The next draft, if it can be launched before the host has the verdict."""

@@ -30,7 +30,9 @@ from sapwood.core.whole_tree import (
     HeadCache,
     NewText,
     TreeBuilder,
+    TreeJob,
     WholeTreeDrafter,
+    builds_batches,
 )
 from sapwood.drafters.heads.head_kv_cache import (
     best,
@@ -209,6 +211,20 @@ class Eagle3(Part, WholeTreeDrafter):
             return None
         text = partial(self._new_text, builder)
         return builder.build(root, shape, self.cache_, text, self.committed_, self.source, seed)
+
+    def tree_job(self, root: int, shape: TreeShape) -> TreeJob | None:
+        """A tree of this shape, to be built together with those of other requests."""
+        builder = self.builder
+        if not self.unread_ or not builds_batches(builder) or not self._builds(builder, shape):
+            return None
+        if sum(len(tokens) for _, tokens in self.unread_) > builder.most_rows:
+            self.unread_ = [self._new_text(builder)]
+        return TreeJob(builder, self.cache_, self.unread_, self.committed_, shape, self.source)
+
+    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+        """Prepare the builder for trees of these shapes of several requests."""
+        if builds_batches(self.builder):
+            self.builder.prepare_batches(shapes, requests)
 
     def _new_text(self, builder: TreeBuilder) -> NewText:
         """The new text; if it is too long for one build, its beginning is prefilled now."""

@@ -80,18 +80,50 @@ class DeferredMove:
         self._work = None
 
 
-class RoundBuffer:
+class RoundFields:
+    """The fields of a round on the device, of one request or of several."""
+
+    def __init__(self, words: Tensor, seen: Tensor) -> None:
+        self.words = words  # [words] or [requests, words]
+        self.seen = seen  # [ROWS, WORDS] or [requests, ROWS, WORDS]
+        self.requests = 1 if words.dim() == 1 else len(words)
+        self.pace = 0 if words.dim() == 1 else words.stride(0)  # from one request to the next
+        self.rows = DeviceRows(
+            self.field("tokens"), self.field("parents"), self.field("depths"), seen
+        )
+
+    @classmethod
+    def make(cls, device: torch.device, *requests: int) -> "RoundFields":
+        """Fields of zeros, of one request or of so many."""
+        options: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        return RoundFields(
+            torch.zeros(*requests, ENDS[-1], **options),
+            torch.zeros(*requests, ROWS, WORDS, **options),
+        )
+
+    def field(self, name: str) -> Tensor:
+        """One field on the device; probabilities as float64."""
+        words = self.words_of(name)
+        return words.view(torch.float64) if name in REAL else words
+
+    def words_of(self, name: str) -> Tensor:
+        """One field on the device as int64 words."""
+        return self.words[..., PLACES[name]]
+
+    def of_request(self, number: int) -> "RoundFields":
+        """The fields of one of several requests."""
+        return RoundFields(self.words[number], self.seen[number])
+
+
+class RoundBuffer(RoundFields):
     """The results of one round on the device, and their copy on the host."""
 
     def __init__(self, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self.words = torch.zeros(ENDS[-1], dtype=torch.int64, device=device)
+        made = RoundFields.make(device)
+        super().__init__(made.words, made.seen)
         self.host = torch.zeros(ENDS[-1], dtype=torch.int64, pin_memory=pinned)
         self.host_array: IntArray = self.host.numpy()
-        seen = torch.zeros(ROWS, WORDS, dtype=torch.int64, device=device)
-        self.rows = DeviceRows(
-            self.field("tokens"), self.field("parents"), self.field("depths"), seen
-        )
         self.path = self.field("verdict")[2:]  # [LONGEST]
         self.stamp = 0  # rounds that have used the buffer
         self.verifier: Any = None  # the `DeviceVerifier` of its trees, made with the first one
@@ -104,15 +136,6 @@ class RoundBuffer:
         self.arrival: Any = Event() if pinned else None  # end of the transfer to the host
         self.verified_at = 0.0  # when the host read the last verdict, by `time.perf_counter`
         self.waited = 0.0  # seconds that the host waited for it
-
-    def field(self, name: str) -> Tensor:
-        """One field on the device; probabilities as float64."""
-        words = self.words_of(name)
-        return words.view(torch.float64) if name in REAL else words
-
-    def words_of(self, name: str) -> Tensor:
-        """One field on the device as int64 words."""
-        return self.words[PLACES[name]]
 
     def release_features(self) -> None:
         """Copy features that are still referenced: `hidden_states` is about to be overwritten."""
@@ -226,19 +249,13 @@ class RoundUse:
         return self.words
 
 
-class DeviceTree(Tree):
-    """A tree on the device, whose columns are copied to the host when one is first read."""
+class LazyTree(Tree):
+    """A tree of known size, whose columns are set when one is first read."""
 
-    on_device = True
-
-    def __init__(self, round_use: RoundUse, size: int, build: Callable[[IntArray], Tree]) -> None:
+    def __init__(self, size: int) -> None:
         self._begin()
         del self.kept
         self._size = size
-        self.round_use = round_use
-        self._build = build
-        # returns the seconds of its draft, once the device has finished it
-        self.draft_timer: Callable[[], float] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in LAZY:
@@ -249,7 +266,28 @@ class DeviceTree(Tree):
     def load(self) -> None:
         """Copy all columns to the host."""
         if "_tokens" not in self.__dict__:
-            self.__dict__.update({**self._build(self.round_use.fetch()).__dict__, **self.__dict__})
+            self.__dict__.update({**self.read().__dict__, **self.__dict__})
+
+    def read(self) -> Tree:
+        """The tree on the host."""
+        raise NotImplementedError
+
+
+class DeviceTree(LazyTree):
+    """A tree on the device, whose columns are copied to the host when one is first read."""
+
+    on_device = True
+
+    def __init__(self, round_use: RoundUse, size: int, build: Callable[[IntArray], Tree]) -> None:
+        super().__init__(size)
+        self.round_use = round_use
+        self._build = build
+        # returns the seconds of its draft, once the device has finished it
+        self.draft_timer: Callable[[], float] | None = None
+
+    def read(self) -> Tree:
+        """The tree on the host, copied there if it was not."""
+        return self._build(self.round_use.fetch())
 
     @property
     def drafting(self) -> float:

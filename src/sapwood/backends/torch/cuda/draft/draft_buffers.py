@@ -17,9 +17,9 @@ MAX_NEW_ROWS = 16  # most rows of new text in a draft; longer text is prefilled 
 
 
 class DraftBuffers:
-    """Static buffers of a draft, for at most `rows` rows at once."""
+    """Static buffers of a draft, for at most `rows` rows at once, of all its requests together."""
 
-    def __init__(self, layer: EagleWeights, rows: int, opened: int) -> None:
+    def __init__(self, layer: EagleWeights, rows: int, opened: int, requests: int = 1) -> None:
         like = layer.embedding
         width = layer.width
         heads = layer.heads
@@ -36,8 +36,8 @@ class DraftBuffers:
         self.outputs = like.new_empty(2, rows, width)
         self.logits = like.new_empty(rows, len(layer.vocabulary))
         self.sees = torch.zeros(2, rows, opened, dtype=torch.int8, device=like.device)
-        self.root_base = like.new_empty(1, width)
-        self.root_query = like.new_empty(1, heads, layer.head_width)
+        self.root_base = like.new_empty(requests, width)
+        self.root_query = like.new_empty(requests, heads, layer.head_width)
 
 
 class DraftArgs:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.draft import prune_kernel
-from sapwood.backends.torch.cuda.draft.device_tree import RoundBuffer
+from sapwood.backends.torch.cuda.draft.device_tree import RoundFields
 from sapwood.backends.torch.cuda.draft.eagle_layer import EagleWeights
 from sapwood.backends.torch.cuda.draft.handoff_kernels import (
     complete_draft_args as complete_draft_args,
@@ -34,6 +34,16 @@ SHARE = 512  # slots of the text for which one more program is worth it
 
 
 project = linear.project
+
+
+def requests_of(column: Tensor) -> int:
+    """Requests of a draft, whose column is [n] of one request or [requests, n]."""
+    return 1 if column.dim() == 1 else len(column)
+
+
+def pace_of(column: Tensor) -> int:
+    """Words from the column of one request to that of the next."""
+    return 0 if column.dim() == 1 else column.stride(0)
 
 
 # --------------------------------------------------------------------------------- rows of the head
@@ -101,7 +111,7 @@ def pair(layer: EagleWeights, tokens: Tensor, states: Tensor, x: Tensor, base: T
 
 
 @triton.jit(
-    do_not_specialize=["first", "size", "fan", "before"],
+    do_not_specialize=["first", "size", "fan", "before", "above"],
     do_not_specialize_on_alignment=[
         "reach",
         "tokens",
@@ -110,25 +120,27 @@ def pair(layer: EagleWeights, tokens: Tensor, states: Tensor, x: Tensor, base: T
 )
 def _select(
     reach, tokens, states, seen, opened, sees, embedding, token_norm, state_norm, x, base,
-    first, size, fan, slots, before, width, eps,
+    first, size, fan, slots, before, above, pace, width, eps,
     below: tl.constexpr, after: tl.constexpr, step: tl.constexpr, tile_c: tl.constexpr,
     tile_s: tl.constexpr,
     tile_w: tl.constexpr,
 ):  # fmt: skip
     wait()
-    row = tl.program_id(0)
+    place = tl.program_id(0)
+    request = tl.program_id(1)
+    row = request * tl.num_programs(0) + place  # of those of all requests
     each = tl.arange(0, tile_c)
     at = tl.arange(0, tile_s)
-    rank = rank_of(reach, each, size, step, tile_c)
+    rank = rank_of(reach + request * pace, each, size, step, tile_c)
     launch_next_kernel()
-    chosen = tl.sum(tl.where((rank == row) & (each < size), each, 0), 0)
-    parent = chosen // fan
-    tl.store(opened + row, (first + chosen).to(tl.int64))
-    bits = tl.where(at == before + row, 1, 0).to(tl.int8)
+    chosen = tl.sum(tl.where((rank == place) & (each < size), each, 0), 0)
+    parent = request * above + chosen // fan
+    tl.store(opened + request * pace + place, (first + chosen).to(tl.int64))
+    bits = tl.where(at == before + place, 1, 0).to(tl.int8)
     if below:
         bits |= tl.load(seen + parent * slots + at, at < slots, 0)
     tl.store(sees + row * slots + at, bits, at < slots)
-    token = tl.load(tokens + chosen)
+    token = tl.load(tokens + request * pace + chosen)
     join(
         token,
         states + parent * width,
@@ -160,13 +172,15 @@ def select(
     sees: Tensor,
 ) -> None:
     """Choose the best candidates of a level and make them rows of the head."""
-    size = len(reach)
+    size = reach.shape[-1]
     slots = sees.shape[1]
+    requests = requests_of(reach)
     candidates = size if seen is None else max(size, CANDIDATES)
-    _select[len(x),](
+    _select[len(x) // requests, requests](
         reach.view(torch.int64), tokens, states, or_other(seen, sees), opened, sees,
         layer.embedding, layer.token_norm,
-        layer.state_norm, x, base, first, size, width, slots, before, layer.width, layer.eps,
+        layer.state_norm, x, base, first, size, width, slots, before, len(states) // requests,
+        pace_of(reach), layer.width, layer.eps,
         seen is not None,
         layer.after, 32, tile(candidates), tile(slots), tile(layer.width), **options(),
     )  # fmt: skip
@@ -174,10 +188,10 @@ def select(
 
 # -----------------------------------------------------------------------------------------
 # attention
-@triton.jit(do_not_specialize=["m", "depth", "before"])
+@triton.jit(do_not_specialize=["m", "each_rows", "depth", "before"])
 def _heads(
-    x, weight, scalars, angles, keys, values, query, parts, counters, m, k, share, depth, before,
-    slots,
+    x, weight, scalars, angles, keys, values, query, parts, counters, m, k, share, each_rows,
+    depth, before, pace, slots,
     new: tl.constexpr, root_at: tl.constexpr, text_rows: tl.constexpr, sequence: tl.constexpr,
     text: tl.constexpr,
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, even: tl.constexpr,
@@ -197,16 +211,18 @@ def _heads(
     each = tl.arange(0, tile_n)
     dims = start + tl.arange(0, pairs)
     lines = head * width + tl.minimum(start + each // 2, half - 1) + (each % 2) * half
-    count = tl.load(scalars + new)
-    place = tl.load(scalars + text_rows)
-    home = tl.load(scalars + sequence)
+    own = tl.minimum(rows, m - 1) // each_rows * pace  # the scalars of each row's request
+    place = rows % each_rows  # of a row among those of its request
+    count = tl.load(scalars + own + new)
+    start_slot = tl.load(scalars + own + text_rows)
+    home = tl.load(scalars + own + sequence)
     if text:
-        position = tl.load(scalars + root_at) - count + rows
-        slot = place + rows
-        live = rows < tl.minimum(count, m)
+        position = tl.load(scalars + own + root_at) - count + place
+        slot = start_slot + place
+        live = (rows < m) & (place < count)
     else:
-        position = tl.load(scalars + root_at) - 1 + depth + rows * 0
-        slot = place + count + before + rows
+        position = tl.load(scalars + own + root_at) - 1 + depth
+        slot = start_slot + count + before + place
         live = rows < m
     there = (rows < m)[:, None] & (dims < half)[None, :]
     angle = angles + tl.maximum(position, 0)[:, None] * width + dims[None, :]
@@ -263,7 +279,7 @@ def project_heads(
     room = linear.workspace(x.device, split * m * tiles * outputs)
     _heads[tiles, split, triton.cdiv(m, plan.rows)](
         x, layer.qkv, scalars, angles, keys, values, query, *room, m, k,
-        share, depth, before,
+        share, m // requests_of(scalars), depth, before, pace_of(scalars),
         keys.shape[2], NEW, ROOT_AT, TEXT_ROWS, SEQUENCE, depth == 0, heads, kv, layer.head_width,
         k % plan.inputs == 0 and share % plan.inputs == 0,
         plan.rows, outputs, plan.inputs, split, plan.soon,
@@ -273,7 +289,7 @@ def project_heads(
 
 @triton.jit(do_not_specialize=["rows", "count", "wide"])
 def _attend(
-    query, scalars, keys, values, sees, out, parts, counters, slots, rows, count, wide, scale,
+    query, scalars, keys, values, sees, out, parts, counters, slots, rows, count, wide, pace, scale,
     new: tl.constexpr, text_rows: tl.constexpr, sequence: tl.constexpr, kv_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr, many: tl.constexpr, tile_m: tl.constexpr, tile_d: tl.constexpr,
@@ -281,6 +297,14 @@ def _attend(
 ):  # fmt: skip
     head = tl.program_id(0)
     part = tl.program_id(1)
+    request = tl.program_id(2)
+    lines = rows * kv_heads * group  # of a request
+    query += request * lines * width
+    out += request * lines * width
+    sees += request * rows * wide
+    scalars += request * pace
+    parts += request.to(tl.int64) * (many + 1) * lines * (width + 2)
+    counters += request * kv_heads
     each = tl.arange(0, tile_m)
     dims = tl.arange(0, tile_d)
     ahead = tl.arange(0, step)
@@ -329,7 +353,6 @@ def _attend(
             near, told = taken(ks, vs, at * width, at < last, inner)
             peak, total, read = weigh(q, near, told, (at < last)[None, :], peak, total, read, scale)
     launch_next_kernel()
-    lines = rows * kv_heads * group
     read, total, done = merged(
         read, peak, total, parts, counters + head, part, line, lines, live, mask, dims, width, many
     )  # fmt: skip
@@ -349,16 +372,19 @@ def attend(
     count: int,
 ) -> None:
     """Attention of the rows over the text and those of the `count` tree rows that they see."""
-    rows, heads, width = query.shape
+    requests = requests_of(scalars)
+    _, heads, width = query.shape
+    rows = len(query) // requests
     kv = layer.kv_heads
     slots = keys.shape[2]
     many = min(32, max(4, int(triton.next_power_of_2(slots // SHARE))))
     lines = max(tile(rows * heads // kv), 0 if sees is None else LINES)
     step, warps = step_of(lines, tile(width)), warps_of(lines)
-    _attend[kv, many + 1](
+    room = requests * (many + 1) * rows * heads * (width + 2)
+    _attend[kv, many + 1, requests](
         query, scalars, keys, values, or_other(sees, scalars), read,
-        *linear.workspace(query.device), slots, rows,
-        0 if sees is None else count, 0 if sees is None else sees.shape[1],
+        *linear.workspace(query.device, room), slots, rows,
+        0 if sees is None else count, 0 if sees is None else sees.shape[1], pace_of(scalars),
         width**-0.5 / math.log(2),
         NEW, TEXT_ROWS, SEQUENCE, kv, heads // kv, width, many,
         lines, tile(width), step, **options(warps, STAGES),
@@ -387,7 +413,7 @@ leaders = topk.leaders
 
 
 def prune(
-    round_buffer: RoundBuffer, scalars: Tensor, depths: Tensor, ranks: Tensor, deepest: int
+    round_buffer: RoundFields, scalars: Tensor, depths: Tensor, ranks: Tensor, deepest: int
 ) -> None:
     """Keep the nodes of largest reach and write their ancestor bits."""
     prune_kernel.prune(round_buffer, scalars, depths, ranks, deepest)

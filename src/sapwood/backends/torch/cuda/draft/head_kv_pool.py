@@ -36,6 +36,12 @@ class HeadKvPool:
         self.free += more
         return self.free.pop()
 
+    def reserve(self, sequences: int, slots: int) -> None:
+        """Make room for so many sequences of so many rows each, taken or not."""
+        there = len(self.keys)
+        self.make_room(slots, sequences)
+        self.free += range(there, len(self.keys))
+
     def release(self, sequence: int) -> None:
         """Free a sequence."""
         self.free.append(sequence)

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.cuda.draft.device_tree import ROWS, WORDS, RoundBuffer
-from sapwood.backends.torch.cuda.draft.reference import NODES
+from sapwood.backends.torch.cuda.draft.device_tree import ROWS, WORDS, RoundFields
+from sapwood.backends.torch.cuda.draft.reference import NODES, TREE_SIZE
 from sapwood.backends.torch.cuda.kernels.launch import options, wait
 from sapwood.backends.torch.cuda.kernels.topk import tile
 from sapwood.core.tree import CAPACITY
@@ -32,46 +32,72 @@ def rank_of(reach, nodes, size, step: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["size"])
-def _ranks(reach, ranks, size, step: tl.constexpr, block: tl.constexpr):
+def _ranks(
+    reach, scalars, ranks, size, pace, scalars_pace,
+    limit: tl.constexpr, step: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     wait()
+    request = tl.program_id(1)
     nodes = tl.program_id(0) * block + tl.arange(0, block)
-    tl.store(ranks + nodes, rank_of(reach, nodes, size, step, block), nodes < size)
+    able = able_of(scalars + request * scalars_pace + limit, size)
+    rank = rank_of(reach + request * pace, nodes, able, step, block)
+    tl.store(ranks + request * size + nodes, rank, nodes < able)
+
+
+@triton.jit
+def able_of(limit, size):
+    """Nodes of a request's tree that may be kept: all if its limit is 0."""
+    most = tl.load(limit).to(tl.int32)
+    return tl.where((most > 0) & (most < size), most, size)
 
 
 @triton.jit(do_not_specialize=["size"])
 def _keep(
-    ranks, scalars, new, kept, size, known: tl.constexpr, rows: tl.constexpr, tile_n: tl.constexpr
-):
+    ranks, scalars, new, kept, size, pace, scalars_pace,
+    known: tl.constexpr, limit: tl.constexpr, rows: tl.constexpr, tile_n: tl.constexpr,
+):  # fmt: skip
     wait()
+    request = tl.program_id(0)
+    scalars += request * scalars_pace
+    ranks += request * size
+    new += request * size
+    kept += request * pace
     nodes = tl.arange(0, tile_n)
     each = tl.arange(0, rows)
-    inside = nodes < size
+    inside = nodes < able_of(scalars + limit, size)
     held = inside & (tl.load(ranks + nodes, inside, size) <= tl.load(scalars + known))
     place = tl.cumsum(held.to(tl.int32), 0) - 1
-    tl.store(new + nodes, tl.where(held, place, -1).to(tl.int64), inside)
+    tl.store(new + nodes, tl.where(held, place, -1).to(tl.int64), nodes < size)
     tl.store(kept + each, tl.zeros((rows,), tl.int64), each > tl.load(scalars + known))
     tl.store(kept + place, nodes.to(tl.int64), held)
 
 
-@triton.jit(do_not_specialize=["deepest"])
+@triton.jit(do_not_specialize=["size", "deepest"])
 def _rows(
     new, kept, scalars, grown_tokens, grown_parents, grown_probs, grown_reach, all_depths,
     all_ranks,
-    tokens, parents, depths, ranks, probs, reach, seen, deepest,
-    known: tl.constexpr, words: tl.constexpr, block: tl.constexpr,
+    tokens, parents, depths, ranks, probs, reach, seen, size, deepest, pace, scalars_pace,
+    known: tl.constexpr, words: tl.constexpr, block: tl.constexpr, most: tl.constexpr,
 ):  # fmt: skip
     wait()
+    request = tl.program_id(1)
+    away = request * pace
+    new += request * size
+    seen += request * most * words
+    kept += away
+    scalars += request * scalars_pace
+    grown_parents += away
     row = tl.program_id(0) * block + tl.arange(0, block)
     used = row <= tl.load(scalars + known)
     node = tl.load(kept + row)
     up = tl.load(grown_parents + node)
     above = tl.where(up < 0, -1, tl.load(new + tl.maximum(up, 0)))
-    tl.store(tokens + row, tl.where(used, tl.load(grown_tokens + node), 0))
-    tl.store(parents + row, tl.where(used, above, -1))
-    tl.store(depths + row, tl.where(used, tl.load(all_depths + node), 0))
-    tl.store(ranks + row, tl.where(used, tl.load(all_ranks + node), 0))
-    tl.store(probs + row, tl.where(used, tl.load(grown_probs + node), 0.0))
-    tl.store(reach + row, tl.where(used, tl.load(grown_reach + node), 0.0))
+    tl.store(tokens + away + row, tl.where(used, tl.load(grown_tokens + away + node), 0))
+    tl.store(parents + away + row, tl.where(used, above, -1))
+    tl.store(depths + away + row, tl.where(used, tl.load(all_depths + node), 0))
+    tl.store(ranks + away + row, tl.where(used, tl.load(all_ranks + node), 0))
+    tl.store(probs + away + row, tl.where(used, tl.load(grown_probs + away + node), 0.0))
+    tl.store(reach + away + row, tl.where(used, tl.load(grown_reach + away + node), 0.0))
     index = tl.arange(0, words)
     bits = tl.where((row[:, None] // 64) == index[None, :], one_at(row)[:, None], 0)
     for _ in range(deepest):
@@ -91,17 +117,22 @@ def one_at(place):
 
 
 def prune(
-    round_buffer: RoundBuffer, scalars: Tensor, depths: Tensor, ranks: Tensor, deepest: int
+    round_buffer: RoundFields, scalars: Tensor, depths: Tensor, ranks: Tensor, deepest: int
 ) -> None:
     """Keep the nodes of largest reach, earlier ones first on ties; write rows and ancestor bits."""
     size = len(depths)
-    device = depths.device
-    order, new = torch.empty(2, size, dtype=torch.int64, device=device)
+    requests = round_buffer.requests
+    paces = round_buffer.pace, 0 if scalars.dim() == 1 else scalars.stride(0)
+    order, new = torch.empty(2, requests, size, dtype=torch.int64, device=depths.device)
     reach = round_buffer.words_of("grown_reach")  # bits of non-negative floats sort as ints
-    _ranks[triton.cdiv(size, BLOCK),](reach, order, size, 128, BLOCK, **options())
+    _ranks[triton.cdiv(size, BLOCK), requests](
+        reach, scalars, order, size, *paces, TREE_SIZE, 128, BLOCK, **options()
+    )
     kept = round_buffer.field("kept")
     tile_n = tile(CAPACITY)  # one kernel for trees of all sizes
-    _keep[1,](order, scalars, new, kept, size, NODES, ROWS, tile_n, **options(warps=8))
+    _keep[requests,](
+        order, scalars, new, kept, size, *paces, NODES, TREE_SIZE, ROWS, tile_n, **options(warps=8)
+    )
     grown = (
         round_buffer.field(name)
         for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach")
@@ -110,7 +141,7 @@ def prune(
         round_buffer.field(name)
         for name in ("tokens", "parents", "depths", "ranks", "probs", "reach")
     )
-    _rows[ROWS // BLOCK,](
-        new, kept, scalars, *grown, depths, ranks, *fields, round_buffer.rows.words, deepest,
-        NODES, WORDS, BLOCK, **options(),
+    _rows[ROWS // BLOCK, requests](
+        new, kept, scalars, *grown, depths, ranks, *fields, round_buffer.seen, size, deepest,
+        *paces, NODES, WORDS, BLOCK, ROWS, **options(),
     )  # fmt: skip

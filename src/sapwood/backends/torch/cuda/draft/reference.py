@@ -1,22 +1,35 @@
 """Steps of a draft in torch operations: the reference of the kernels, and the fallback on a CPU.
 
 Every function writes to buffers that it is given, reads lengths on the device, and can be captured.
+A draft for several requests has the rows of all of them one after the other, equally many of each;
+their scalars and fields then have a first dimension of requests.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.backends.torch.cuda.draft.device_tree import ROWS, RoundBuffer
+from sapwood.backends.torch.cuda.draft.device_tree import ROWS, RoundBuffer, RoundFields
 from sapwood.backends.torch.cuda.draft.eagle_layer import BANDS, EDGES, RANKS, EagleWeights, band
 from sapwood.backends.torch.cuda.kernels.prenorm import PrenormRows
 
 # indices of a draft's scalar arguments, int64, which the host writes before each draft;
-# FIRST_SLOT: of the target's KV sequence
-NEW, ROOT_AT, TEXT_ROWS, SEQUENCE, NODES, LAST, ROOT_TOKEN, FIRST_SLOT = range(
-    8
-)  # the last: a slot of the target's pool
-SCALARS = 8  # the new text's tokens follow them
+# FIRST_SLOT: of the target's KV sequence; TABLE: index of the acceptance table;
+# TREE_SIZE: nodes of the drafted tree that may be kept, the first ones; 0 for all
+NEW, ROOT_AT, TEXT_ROWS, SEQUENCE, NODES, LAST, ROOT_TOKEN, FIRST_SLOT, TABLE, TREE_SIZE = range(10)
+SCALARS = 10  # the new text's tokens follow them
+
+
+def each_request(scalars: Tensor, *rows: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """The scalars of each request, and its part of each of these tensors."""
+    requests = len(scalars)
+    parts: list[Any] = [
+        [None] * requests if tensor is None else tensor.tensor_split(requests) for tensor in rows
+    ]
+    yield from zip(scalars, *parts, strict=True)
 
 
 def complete_draft_args(round_buffer: RoundBuffer, scalars: Tensor, tokens: Tensor) -> None:
@@ -92,6 +105,13 @@ def select(
     sees: Tensor,
 ) -> None:
     """Choose the best candidates of a level, earlier ones first on ties, as rows of the head."""
+    if reach.dim() > 1:
+        several = each_request(reach, tokens, states, seen, x, base, opened, sees)
+        for own, said, above, over, out, left, nodes, bits in several:
+            select(
+                layer, own, said[0], first, width, above, over, before, out, left, nodes[0], bits
+            )
+        return
     rows = len(x)
     chosen = torch.argsort(-reach, stable=True)[:rows]
     opened.copy_(first + chosen)
@@ -114,6 +134,10 @@ def project_heads(
     before: int,
 ) -> None:
     """Rotated queries; keys and values go to their slots; depth 0 is new text."""
+    if scalars.dim() > 1:
+        for own, part, asked in each_request(scalars, x, query[: len(x)]):
+            project_heads(layer, part, own, angles, keys, values, asked, depth, before)
+        return
     rows = len(x)
     heads = layer.heads
     kv = layer.kv_heads
@@ -161,6 +185,10 @@ def attend(
     count: int,  # tree rows so far
 ) -> None:
     """Attention of the rows over the text and the tree rows that they see."""
+    if scalars.dim() > 1:
+        for own, asked, seen, found in each_request(scalars, query, sees, read):
+            attend(layer, asked, own, keys, values, seen, found, count)
+        return
     rows, _, d = query.shape
     end = scalars[TEXT_ROWS] + scalars[NEW]
     at = torch.arange(keys.shape[2], device=query.device)
@@ -190,9 +218,24 @@ def leaders(
     depth: int,  # of the children
     width: int,
     first: int,  # index of the first child in the drafted tree
-    round_buffer: RoundBuffer,
+    round_buffer: RoundFields,
 ) -> None:
     """Add the best tokens of each row to the drafted tree, with probabilities and reach."""
+    if scalars.dim() > 1:
+        for number, (own, part) in enumerate(each_request(scalars, logits)):
+            nodes = None if owners is None else owners[number]
+            leaders(
+                layer,
+                part,
+                own,
+                table[own[TABLE]],
+                nodes,
+                depth,
+                width,
+                first,
+                round_buffer.of_request(number),
+            )
+        return
     rows = len(logits)
     wide = logits.float()
     order = torch.sort(wide, dim=-1, descending=True, stable=True)
@@ -223,13 +266,20 @@ def chance(probs: Tensor, table: Tensor, depth: int) -> Tensor:
 
 
 def prune(
-    round_buffer: RoundBuffer, scalars: Tensor, depths: Tensor, ranks: Tensor, deepest: int
+    round_buffer: RoundFields, scalars: Tensor, depths: Tensor, ranks: Tensor, deepest: int
 ) -> None:
     """Keep the nodes of largest reach, earlier ones first on ties; write rows and ancestor bits."""
+    if scalars.dim() > 1:
+        for number, own in enumerate(scalars):
+            prune(round_buffer.of_request(number), own, depths, ranks, deepest)
+        return
     size = len(depths)
     device = depths.device
     reach = round_buffer.field("grown_reach")[:size]
-    order = torch.argsort(-reach, stable=True)  # the root's reach is 1 and it comes first
+    limit = scalars[TREE_SIZE]
+    able = (torch.arange(size, device=device) < limit) | (limit == 0)
+    # the root's reach is 1 and it comes first
+    order = torch.argsort(torch.where(able, -reach, 1.0), stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(size, device=device)
     kept = place <= scalars[NODES]
@@ -254,7 +304,7 @@ def prune(
     words(round_buffer, deepest)
 
 
-def words(round_buffer: RoundBuffer, depth: int) -> None:
+def words(round_buffer: RoundFields, depth: int) -> None:
     """Write the ancestors of each row of the pruned tree, itself included, as bits."""
     rows = round_buffer.rows
     above = rows.parents.clamp(min=0)

@@ -6,13 +6,14 @@ builds the tree that policy `beam` builds step by step.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, BatchDraft, step_up
 from sapwood.backends.torch.cuda.draft.device_tree import (
     OPENED,
     ROWS,
@@ -32,7 +33,9 @@ from sapwood.backends.torch.cuda.draft.draft_buffers import (
     kernels,
     listed,
 )
+from sapwood.backends.torch.cuda.draft.draft_steps import DraftSpace, DraftSteps
 from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes, describe, level_sizes
+from sapwood.backends.torch.cuda.draft.feature_rows import PassFeatureRows
 from sapwood.backends.torch.cuda.draft.head_kv_pool import HeadKvPool, HeadKvSequence
 from sapwood.backends.torch.cuda.draft.head_prefill import read
 from sapwood.backends.torch.cuda.draft.prelaunched_draft import PrelaunchedDraft
@@ -46,12 +49,11 @@ from sapwood.backends.torch.cuda.draft.reference import (
     SEQUENCE,
     TEXT_ROWS,
 )
-from sapwood.backends.torch.cuda.draft.warmup import prepare
-from sapwood.backends.torch.cuda.kernels.prenorm import PrenormRows
+from sapwood.backends.torch.cuda.draft.warmup import prepare, prepare_batches
 from sapwood.core.array_types import FloatArray
 from sapwood.core.tree import CAPACITY, Tree
 from sapwood.core.types import Outcome, TreeShape
-from sapwood.core.whole_tree import NewText
+from sapwood.core.whole_tree import NewText, TreeJob, shares_features
 
 if TYPE_CHECKING:
     from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner
@@ -88,6 +90,7 @@ class CudaTreeBuilder:
         self.draft_seconds: dict[LevelSizes, float] = {}  # by sizes, as last measured
         self.drafts = 0
         self.prelaunched: PrelaunchedDraft | None = None
+        self.batches: dict[int, BatchDraft] = {}  # by their number of requests
 
     def open(self, rows: int) -> HeadKvSequence:
         """A KV sequence for a request whose text has this many rows."""
@@ -125,6 +128,46 @@ class CudaTreeBuilder:
         """Run the new text, whose last token is the root, and draft a tree; a seed is not used."""
         features, tokens = text()
         return self.grow(cache, features, tokens, committed, shape, source)
+
+    @cached_property
+    def scratch(self) -> HeadKvSequence:
+        """A KV sequence for requests of a batch that are not there."""
+        return HeadKvSequence(self.pool, 0)
+
+    def build_batch(self, jobs: Sequence[TreeJob]) -> list[Tree]:
+        """Draft the trees of several requests together."""
+        if len(jobs) > BATCHES[-1]:
+            parts = jobs[: BATCHES[-1]], jobs[BATCHES[-1] :]
+            return [tree for part in parts for tree in self.build_batch(part)]
+        sizes = self.batch_sizes([job.shape for job in jobs])
+        if sizes is None:
+            raise ValueError("no draft has room for these trees together; draft them one by one")
+        self.prelaunched = None
+        self._make_room(
+            max(job.cache.text for job in jobs) + MAX_NEW_ROWS + sizes.opened,
+            max(job.committed for job in jobs) + max(sizes.depth, MAX_NEW_ROWS),
+        )
+        return self.batch(len(jobs)).draft(jobs, sizes)
+
+    def batch_sizes(self, shapes: Sequence[TreeShape]) -> LevelSizes | None:
+        """Sizes of the levels of the smallest tree that holds these shapes; None if too large."""
+        deep, beam, width = (
+            max(getattr(shape, name) for shape in shapes) for name in ("depth", "beam", "width")
+        )
+        most = max(shape.nodes for shape in shapes)
+        return self.level_sizes(TreeShape(most, deep, beam, width))
+
+    def batch(self, requests: int) -> BatchDraft:
+        """The draft for at least so many requests."""
+        size = step_up(requests, BATCHES)
+        if size not in self.batches:
+            assert self.scratch.index >= 0  # takes its sequence before anything is captured
+            self.batches[size] = BatchDraft(self, size)
+        return self.batches[size]
+
+    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+        """Capture drafts of these shapes for up to so many requests, ahead of the first one."""
+        prepare_batches(self, shapes, requests)
 
     def grow(
         self,
@@ -244,9 +287,14 @@ class CudaTreeBuilder:
         self._make_room(sequence.text + MAX_NEW_ROWS + sizes.opened, committed + sizes.depth)
         self._ensure_buffers(sizes)
 
-    def path_features(self, outcome: Outcome) -> FeatureRef | None:
+    def path_features(self, outcome: Outcome) -> FeatureRef | PassFeatureRows | None:
         """Features of the accepted path, if the verification left them for the next draft."""
         tree = outcome.tree
+        if shares_features(outcome.scores):
+            shared = outcome.scores.shared_features(self.round_buffer.layers)
+            if shared is not None:
+                states, first = shared
+                return PassFeatureRows(states, [first + node for node in outcome.verdict.path])
         if not isinstance(tree, DeviceTree) or tree.round_use.round_buffer is not self.round_buffer:
             return None
         return (
@@ -335,130 +383,24 @@ class CudaTreeBuilder:
 
     def body(self, sizes: LevelSizes, depths: Tensor, ranks: Tensor) -> None:
         """One draft; depths and ranks [size] are those of the drafted nodes."""
-        self._text(sizes)
-        for depth in range(1, sizes.depth):
-            self._level(sizes, depth)
-        self.ops.prune(self.round_buffer, self.args.scalars, depths, ranks, sizes.depth)
-
-    def _text(self, sizes: LevelSizes) -> None:
-        """Run the rows of the new text; only the last, the root's, passes the whole layer."""
-        buffers = self._ready_buffers()
-        layer = self.layer
-        ops = self.ops
+        assert self.buffers is not None
         args = self.args
-        x = buffers.x[:MAX_NEW_ROWS]
-        base = buffers.base[:MAX_NEW_ROWS]
-        ops.project(self.hidden_states, layer.fuse, buffers.states[:MAX_NEW_ROWS])
-        ops.pair(layer, args.tokens, buffers.states[:MAX_NEW_ROWS], x, base)
-        ops.project_heads(
-            layer,
-            x,
+        space = DraftSpace(
+            self.hidden_states,
+            self.buffers,
             args.scalars,
-            self.angles,
-            self.pool.keys,
-            self.pool.values,
-            buffers.query,
-            0,
-            0,
-        )
-        last = args.scalars[LAST : LAST + 1]
-        torch.index_select(base, 0, last, out=buffers.root_base)
-        torch.index_select(buffers.query[:MAX_NEW_ROWS], 0, last, out=buffers.root_query)
-        self._finish_layer(sizes, buffers.root_query, buffers.root_base, None, None, 0)
-
-    def _level(self, sizes: LevelSizes, depth: int) -> None:
-        """Choose the best nodes at this depth, run the head on them and add their children."""
-        buffers = self._ready_buffers()
-        layer = self.layer
-        ops = self.ops
-        args = self.args
-        round_buffer = self.round_buffer
-        rows = sizes.rows(depth)
-        above = sizes.rows(depth - 1)
-        before = sizes.before(depth)
-        first = sizes.first(depth)
-        stop = sizes.first(depth + 1)
-        opened = round_buffer.field("opened")[before : before + rows]
-        sees = buffers.sees[depth % 2, :rows]
-        ops.select(
-            layer,
-            round_buffer.field("grown_reach")[first:stop],
-            round_buffer.field("grown_tokens")[first:stop],
-            first,
-            sizes.width,
-            buffers.outputs[(depth - 1) % 2, :above],
-            buffers.sees[(depth - 1) % 2, :above] if depth > 1 else None,
-            before,
-            buffers.x[:rows],
-            buffers.base[:rows],
-            opened,
-            sees,
-        )
-        keys, values = self.pool.keys, self.pool.values
-        ops.project_heads(
-            layer,
-            buffers.x[:rows],
-            args.scalars,
-            self.angles,
-            keys,
-            values,
-            buffers.query,
-            depth,
-            before,
-        )
-        self._finish_layer(sizes, buffers.query[:rows], buffers.base[:rows], sees, opened, depth)
-
-    def _finish_layer(
-        self,
-        sizes: LevelSizes,
-        query: Tensor,
-        base: Tensor,
-        sees: Tensor | None,
-        owners: Tensor | None,
-        depth: int,
-    ) -> None:
-        """Run the rest of the layer for rows at this depth, and add their children."""
-        buffers = self._ready_buffers()
-        layer = self.layer
-        ops = self.ops
-        rows = len(query)
-        gated = buffers.gated[:rows]
-        attention_out = buffers.attention_out[:rows]
-        logits = buffers.logits[:rows]
-        middle = PrenormRows(buffers.middle[:rows], layer.mlp_norm, buffers.norm_buffers[0])
-        outputs = PrenormRows(
-            buffers.outputs[depth % 2, :rows], layer.norm, buffers.norm_buffers[1]
-        )
-        count = sizes.before(depth) + rows if depth else 0
-        ops.attend(
-            layer,
-            query,
-            self.args.scalars,
-            self.pool.keys,
-            self.pool.values,
-            sees,
-            attention_out,
-            count,
-        )
-        ops.project(attention_out, layer.out, middle, residual=base)
-        ops.project(middle, layer.gate_up, gated, gate=True)
-        ops.project(gated, layer.down, outputs, residual=middle.x)
-        ops.project(outputs, layer.head, logits)
-        ops.leaders(
-            layer,
-            logits,
-            self.args.scalars,
-            self.args.table,
-            owners,
-            depth + 1,
-            sizes.width,
-            sizes.first(depth + 1),
+            args.tokens,
+            args.scalars[LAST : LAST + 1],
+            args.table,
             self.round_buffer,
         )
+        steps = self.steps(space)
+        steps.text()
+        steps.tree(sizes, depths, ranks)
 
-    def _ready_buffers(self) -> DraftBuffers:
-        assert self.buffers is not None
-        return self.buffers
+    def steps(self, space: DraftSpace) -> DraftSteps:
+        """The steps of a draft in these buffers."""
+        return DraftSteps(self.layer, self.ops, self.angles, self.pool, space)
 
     # ---------------------------------------------------------------------------------- result
     def _trees(

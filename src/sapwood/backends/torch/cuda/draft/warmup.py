@@ -5,9 +5,12 @@ from typing import Any
 
 import torch
 
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, TEXT_ROWS, step_up
 from sapwood.core.types import TreeShape
 
 TIMES = 3  # run eagerly, captured, and replayed, which measures its seconds
+DEEPEST = 6  # trees of batches that are captured in advance: deeper ones do not pay there
+SLOTS = 4096  # rows of the head that each request of a batch has room for
 
 
 @torch.inference_mode()
@@ -28,3 +31,21 @@ def prepare(builder: Any, shapes: Sequence[TreeShape]) -> None:
         assert tree.pruned.drafting > 0  # this stores its seconds
         builder.step(sizes, follows=True).capture()
     sequence.close()
+
+
+@torch.inference_mode()
+def prepare_batches(builder: Any, shapes: Sequence[TreeShape], requests: int) -> None:
+    """Capture the drafts that up to so many requests may share."""
+    if builder.device.type != "cuda":
+        return
+    most = step_up(min(requests, BATCHES[-1]), BATCHES)
+    builder.pool.reserve(most + 1, SLOTS)  # the scratch sequence too
+    for shape in shapes:
+        sizes = builder.level_sizes(shape)
+        if sizes is None or sizes.depth > DEEPEST:
+            continue
+        for count in BATCHES:
+            if count <= most:
+                for rows in TEXT_ROWS:
+                    builder.batch(count).capture(sizes, rows)
+    torch.cuda.synchronize(builder.device)

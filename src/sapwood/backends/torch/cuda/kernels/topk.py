@@ -14,9 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.cuda.draft.device_tree import RoundBuffer
-from sapwood.backends.torch.cuda.draft.eagle_layer import BANDS, EDGES, RANKS, EagleWeights, band
-from sapwood.backends.torch.cuda.draft.reference import ROOT_TOKEN
+from sapwood.backends.torch.cuda.draft.device_tree import RoundFields
+from sapwood.backends.torch.cuda.draft.eagle_layer import (
+    BANDS,
+    CELLS,
+    EDGES,
+    RANKS,
+    EagleWeights,
+    band,
+)
+from sapwood.backends.torch.cuda.draft.reference import ROOT_TOKEN, TABLE
 from sapwood.backends.torch.cuda.kernels.launch import launch_next_kernel, options, wait
 
 PIECE = 512  # logits that one program looks at: one warp, for which a reduction is a few shuffles
@@ -67,17 +74,28 @@ def _pieces(logits, packed, peaks, sums, vocab, pieces, width: tl.constexpr, til
 
 
 @triton.jit(
-    do_not_specialize=["first", "pieces", "level"], do_not_specialize_on_alignment=["owners"]
+    do_not_specialize=["first", "pieces", "level", "each_rows"],
+    do_not_specialize_on_alignment=["owners"],
 )
 def _children(
     packed, peaks, sums, vocabulary, scalars, table, edges, owners, tokens, parents, probs, reach,
-    first, pieces, level,
+    first, pieces, level, each_rows, pace, scalars_pace,
     known: tl.constexpr, root: tl.constexpr, width: tl.constexpr, ranks: tl.constexpr,
-    bands: tl.constexpr, count: tl.constexpr, tile: tl.constexpr, tile_p: tl.constexpr,
+    bands: tl.constexpr, count: tl.constexpr, which: tl.constexpr, cells: tl.constexpr,
+    tile: tl.constexpr, tile_p: tl.constexpr,
     tile_w: tl.constexpr,
 ):  # fmt: skip
     wait()
     row = tl.program_id(0)
+    request = row // each_rows
+    place_of_row = row % each_rows
+    scalars += request * scalars_pace
+    owners += request * pace
+    tokens += request * pace
+    parents += request * pace
+    probs += request * pace
+    reach += request * pace
+    table += tl.load(scalars + which) * 2 * cells
     places = tl.arange(0, tile_w)
     at = tl.arange(0, tile_p)
     tops = tl.load(peaks + row * pieces + at, at < pieces, float("-inf"))
@@ -97,14 +115,14 @@ def _children(
     held = (places < width) & (chosen != NONE)
     ids = tl.where(held, id_of(chosen), 0)
     prob = tl.exp((value_of(chosen) - total).to(tl.float64))
-    owner = tl.zeros((), tl.int64) if root else tl.load(owners + row)
+    owner = tl.zeros((), tl.int64) if root else tl.load(owners + place_of_row)
     above = tl.full((), 1.0, tl.float64) if root else tl.load(reach + owner)
     bins = tl.zeros((tile_w,), tl.int32)
     for edge in range(count):
         bins += (prob > tl.load(edges + edge)).to(tl.int32)
     cell = (bins * ranks + tl.minimum(places, ranks - 1)) * bands + level
     chance = tl.load(table + 2 * cell, held, 0.0) + tl.load(table + 2 * cell + 1, held, 0.0) * prob
-    here = first + row * width + places
+    here = first + place_of_row * width + places
     tl.store(tokens + here, tl.load(vocabulary + ids, held, 0), held)
     tl.store(parents + here, tl.zeros((tile_w,), tl.int64) + owner, held)
     tl.store(probs + here, prob, held)
@@ -125,13 +143,13 @@ def edges_of(device: torch.device) -> Tensor:
 def leaders(
     layer: EagleWeights,
     logits: Tensor,
-    scalars: Tensor,
-    table: Tensor,
-    owners: Tensor | None,
+    scalars: Tensor,  # [SCALARS] or [requests, SCALARS]
+    table: Tensor,  # [CELLS, 2] or [tables, CELLS, 2]
+    owners: Tensor | None,  # [rows] or [requests, rows]
     depth: int,
     width: int,
     first: int,
-    round_buffer: RoundBuffer,
+    round_buffer: RoundFields,
     piece: int = PIECE,
 ) -> None:
     """Add the best tokens of each row to the drafted tree, with probabilities and reach."""
@@ -148,9 +166,11 @@ def leaders(
     )
     _children[rows,](
         packed, peaks, sums, layer.vocabulary, scalars, table, edges_of(logits.device),
-        scalars if owners is None else owners, *fields, first, pieces, band(depth), ROOT_TOKEN,
+        scalars if owners is None else owners, *fields, first, pieces, band(depth),
+        rows // round_buffer.requests, round_buffer.pace,
+        0 if scalars.dim() == 1 else scalars.stride(0), ROOT_TOKEN,
         owners is None, width,
-        RANKS, BANDS, len(EDGES), tile(pieces * width), tile(pieces), tile(width),
+        RANKS, BANDS, len(EDGES), TABLE, CELLS, tile(pieces * width), tile(pieces), tile(width),
         **options(warps=1),
     )  # fmt: skip
 

@@ -1,0 +1,239 @@
+"""Arguments and results of a draft for several requests: one transfer to the device, one back."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sapwood.backends.torch.cuda.draft.device_tree import PLACES, LazyTree, RoundFields
+from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS
+from sapwood.backends.torch.cuda.draft.eagle_layer import CELLS, LevelSizes
+from sapwood.backends.torch.cuda.draft.reference import SCALARS
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.tree import Tree
+
+Event: Any = torch.cuda.Event  # it has no types
+
+
+class BatchArgs:
+    """Arguments of a draft for several requests; the first table takes probabilities as they are.
+
+    One after the other: scalars, rows of the roots, tokens of new text, where the features of each
+    of its rows are found, acceptance tables.
+    """
+
+    def __init__(self, device: torch.device, requests: int) -> None:
+        rows = requests * MAX_NEW_ROWS
+        ends = np.cumsum([requests * SCALARS, requests, rows, rows]).tolist()
+        size = ends[-1] + (requests + 1) * 2 * CELLS
+        self.words = torch.zeros(size, dtype=torch.int64, device=device)
+        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        words, host = self.words, self.host.numpy()
+        self.requests = requests
+        self.scalars = words[: ends[0]].view(requests, SCALARS)
+        self.roots = words[ends[0] : ends[1]]
+        self.tokens = words[ends[1] : ends[2]]
+        self.places = words[ends[2] : ends[3]]
+        self.table = words[ends[3] :].view(torch.float64).view(-1, CELLS, 2)
+        self.host_scalars: IntArray = host[: ends[0]].reshape(requests, SCALARS)
+        self.host_roots: IntArray = host[ends[0] : ends[1]]
+        self.host_tokens: IntArray = host[ends[1] : ends[2]]
+        self.host_places: IntArray = host[ends[2] : ends[3]]
+        self.host_table: FloatArray = host[ends[3] :].view(np.float64).reshape(-1, CELLS, 2)
+        self.host_table[:] = 0.0, 1.0
+        self.table.copy_(torch.from_numpy(self.host_table))
+        self._without_tables = ends[-1]
+        # the device has read the arguments that were written last
+        self.read: Any = Event() if device.type == "cuda" else None
+
+    def begin(self) -> None:
+        """Wait until the device has read the last arguments."""
+        if self.read is not None:
+            self.read.synchronize()
+
+    def write(
+        self,
+        scalars: list[list[int]],  # of each request
+        tokens: list[list[int]],  # of its new text, the root last
+        places: list[list[int]],  # rows of features of its new text
+        rows: int,  # of new text for each request, of which the first ones are used
+        padding: list[int],  # scalars of a request that is not there
+    ) -> None:
+        """Write the arguments; the rest are those of requests that are not there."""
+        count = len(scalars)
+        self.host_scalars[:count] = scalars
+        self.host_scalars[count:] = padding
+        ends = rows * np.arange(self.requests)
+        self.host_roots[:] = ends
+        self.host_roots[:count] += [len(some) - 1 for some in tokens]
+        end = self.requests * rows
+        blank = [0] * rows
+        for goal, given in ((self.host_tokens, tokens), (self.host_places, places)):
+            goal[: count * rows] = [word for some in given for word in (some + blank)[:rows]]
+            goal[count * rows : end] = 0
+
+    def send(self, tables: int = 0) -> None:
+        """Start the transfer, of so many tables besides the first."""
+        end = self._without_tables + (2 * CELLS * (tables + 1) if tables else 0)
+        self.words[:end].copy_(self.host[:end], non_blocking=True)
+        if self.read is not None:
+            self.read.record()
+
+
+@dataclass(frozen=True)
+class ResultLayout:
+    """The words of a round that the host needs: the drafted tree, and which nodes were kept."""
+
+    sizes: LevelSizes
+    kept: int  # most rows of a pruned tree, the root included
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Words of each field."""
+        size = self.sizes.size
+        grown = ("grown_tokens", "grown_parents", "grown_probs", "grown_reach")
+        return {
+            "kept": self.kept,
+            "parents": self.kept,
+            **dict.fromkeys(grown, size),
+            "opened": self.sizes.opened,
+        }
+
+    @cached_property
+    def starts(self) -> dict[str, int]:
+        """First word of each field."""
+        ends = np.cumsum([0, *self.counts.values()]).tolist()
+        return dict(zip(self.counts, ends, strict=False))
+
+    @cached_property
+    def columns(self) -> IntArray:
+        """Index of each word among those of a round."""
+        return np.concatenate(
+            [PLACES[name].start + np.arange(count) for name, count in self.counts.items()]
+        )
+
+
+class BatchResult:
+    """The words of all trees of one draft, copied to the host when one is first read."""
+
+    def __init__(self, layout: ResultLayout, host: Tensor, arrival: Any) -> None:
+        self.layout = layout
+        self._host = host  # [requests, words], which the next draft overwrites
+        self._arrival = arrival  # of the words on the host; None on a CPU
+        self._words: IntArray | None = None
+
+    def fetch(self) -> IntArray:
+        """The words of all requests, [requests, words]; waits for the transfer once."""
+        if self._words is None:
+            if self._arrival is not None:
+                self._arrival.synchronize()
+            self._words = self._host.numpy().copy()
+        return self._words
+
+    def drafted(self, number: int, depth: int, mark: int) -> Tree:
+        """The drafted tree of one request, down to this depth; `mark` is its drafter's bit."""
+        sizes, starts, words = self.layout.sizes, self.layout.starts, self.fetch()[number]
+        size = sizes.first(depth + 1)
+        tokens, parents, probs, reach = (
+            words[starts[name] : starts[name] + size]
+            for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach")
+        )
+        sources = np.full(size, mark)
+        sources[0] = 0
+        return Tree.from_columns(
+            tokens,
+            parents,
+            sizes.depths[:size],
+            probs.view(np.float64),
+            reach=reach.view(np.float64),
+            ranks=sizes.ranks[:size],
+            sources=sources,
+            expanded=self._expanded(words, depth, size),
+        )
+
+    def pruned(self, number: int, depth: int, mark: int, nodes: int) -> Tree:
+        """The pruned tree of one request, of so many nodes."""
+        sizes, starts, words = self.layout.sizes, self.layout.starts, self.fetch()[number]
+        kept = words[starts["kept"] : starts["kept"] + nodes]
+        probs, reach = (
+            words[starts[name] + kept].view(np.float64) for name in ("grown_probs", "grown_reach")
+        )
+        sources = np.full(nodes, mark)
+        sources[0] = 0
+        return Tree.from_columns(
+            words[starts["grown_tokens"] + kept],
+            words[starts["parents"] : starts["parents"] + nodes],
+            sizes.depths[kept],
+            probs,
+            reach=reach,
+            ranks=sizes.ranks[kept],
+            sources=sources,
+            expanded=self._expanded(words, depth, sizes.size)[kept],
+            kept=kept,
+        )
+
+    def _expanded(self, words: IntArray, depth: int, size: int) -> Any:
+        """True for the nodes that were expanded in a tree of this depth, [size]."""
+        start = self.layout.starts["opened"]
+        expanded = np.zeros(size, bool)
+        expanded[0] = True
+        expanded[words[start : start + self.layout.sizes.before(depth)]] = True
+        return expanded
+
+
+class DraftedTree(LazyTree):
+    """The drafted tree of one request of a batch."""
+
+    one_of: tuple[BatchResult, int, int, int]  # the result, number, depth, mark
+
+    def __init__(self, size: int, *one_of: Any) -> None:
+        super().__init__(size)
+        self.one_of = one_of
+
+    def read(self) -> Tree:
+        """The tree on the host."""
+        result, number, depth, mark = self.one_of
+        return result.drafted(number, depth, mark)
+
+
+class PrunedTree(DraftedTree):
+    """The pruned tree of one request of a batch."""
+
+    def read(self) -> Tree:
+        """The tree on the host."""
+        result, number, depth, mark = self.one_of
+        return result.pruned(number, depth, mark, len(self))
+
+
+class ResultTransfer:
+    """Copies results to the host, one batch after the other."""
+
+    def __init__(self, fields: RoundFields) -> None:
+        self.fields = fields
+        device = fields.words.device
+        self.pinned = device.type == "cuda"
+        self.host = torch.zeros(0, dtype=torch.int64, pin_memory=self.pinned)
+        self.arrival: Any = Event() if self.pinned else None
+        self.last: BatchResult | None = None
+        self._columns: dict[ResultLayout, Tensor] = {}
+
+    def send(self, layout: ResultLayout, requests: int) -> BatchResult:
+        """Start the transfer of the first requests' trees."""
+        if self.last is not None:
+            self.last.fetch()  # its words on the host are about to be overwritten
+        columns = self._columns.get(layout)
+        if columns is None:
+            columns = torch.from_numpy(layout.columns).to(self.fields.words.device)
+            self._columns[layout] = columns
+        words = self.fields.words[:requests].index_select(1, columns)
+        if len(self.host) < words.numel():
+            self.host = torch.zeros(words.numel(), dtype=torch.int64, pin_memory=self.pinned)
+        host = self.host[: words.numel()].view(words.shape)
+        host.copy_(words, non_blocking=True)
+        if self.arrival is not None:
+            self.arrival.record()
+        self.last = BatchResult(layout, host, self.arrival)
+        return self.last

@@ -1,0 +1,183 @@
+"""Drafts the trees of several requests at once: each step of the head runs over rows of all.
+
+The number of requests is one of a few; those that are not there write to a scratch sequence, and
+nobody reads their trees. A request has the tree that it would have alone, bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sapwood.backends.torch.cuda.cuda_graph import CapturedStep
+from sapwood.backends.torch.cuda.draft.batch_buffers import (
+    BatchArgs,
+    DraftedTree,
+    PrunedTree,
+    ResultLayout,
+    ResultTransfer,
+)
+from sapwood.backends.torch.cuda.draft.device_tree import OPENED, ROWS, RoundFields
+from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS, DraftBuffers
+from sapwood.backends.torch.cuda.draft.draft_steps import DraftSpace
+from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes
+from sapwood.backends.torch.cuda.draft.feature_rows import FeatureIndex
+from sapwood.backends.torch.cuda.draft.reference import SCALARS
+from sapwood.core.array_types import FloatArray
+from sapwood.core.tree import Tree
+from sapwood.core.whole_tree import TreeJob
+
+if TYPE_CHECKING:
+    from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests of a captured draft
+TEXT_ROWS = (4, MAX_NEW_ROWS)  # of new text, for each request
+KEPT = (8, 16, 32, 64, ROWS)  # most rows of a pruned tree in a transfer
+TIMES = 2  # run eagerly, then captured
+
+
+def step_up(count: int, steps: Sequence[int]) -> int:
+    """The first of these numbers that is not smaller."""
+    return next(step for step in steps if step >= count)
+
+
+class BatchDraft:
+    """Drafts for up to `requests` requests, in static buffers of its own."""
+
+    def __init__(self, builder: "CudaTreeBuilder", requests: int) -> None:
+        self.builder = builder
+        self.requests = requests
+        device = builder.device
+        self.fields = RoundFields.make(device, requests)
+        self.args = BatchArgs(device, requests)
+        self.transfer = ResultTransfer(self.fields)
+        self.hidden_states = builder.hidden_states.new_zeros(
+            requests * MAX_NEW_ROWS, builder.hidden_states.shape[1]
+        )
+        self.buffers = self._buffers(MAX_NEW_ROWS)
+        self.columns: dict[LevelSizes, tuple[Tensor, Tensor]] = {}  # depths and ranks of all nodes
+        self.captured: dict[LevelSizes | int, CapturedStep] = {}  # by sizes; texts by rows
+        self.made_for: tuple[int, int] = 0, 0  # see `_step`
+
+    def _buffers(self, rows: int) -> DraftBuffers:
+        requests = self.requests
+        return DraftBuffers(self.builder.layer, requests * rows, OPENED, requests)
+
+    @torch.inference_mode()
+    def draft(self, jobs: Sequence[TreeJob], sizes: LevelSizes) -> list[Tree]:
+        """Draft the trees of these requests; they come to the host together."""
+        index = FeatureIndex()
+        texts = [index.add(job) for job in jobs]
+        rows = step_up(max(len(tokens) for tokens, _ in texts), TEXT_ROWS)
+        nodes = [min(job.shape.nodes, sizes.first(job.shape.depth + 1) - 1) for job in jobs]
+        tables: list[FloatArray] = []
+        self.args.begin()
+        self.args.write(
+            [
+                self._scalars(job, len(tokens), tokens[-1], count, tables, sizes)
+                for job, (tokens, _), count in zip(jobs, texts, nodes, strict=True)
+            ],
+            [tokens for tokens, _ in texts],
+            [places for _, places in texts],
+            rows,
+            self.padding(),
+        )
+        for number, lines in enumerate(tables, 1):
+            self.args.host_table[number] = lines
+        self.args.send(len(tables))
+        end = self.requests * rows
+        index.gather(self.args.places[:end], self.hidden_states[:end])
+        self.run(sizes, rows)
+        layout = ResultLayout(sizes, step_up(max(nodes) + 1, KEPT))
+        result = self.transfer.send(layout, len(jobs))
+        trees: list[Tree] = []
+        for number, (job, (tokens, _), count) in enumerate(zip(jobs, texts, nodes, strict=True)):
+            job.cache.text += len(tokens)
+            job.unread.clear()
+            one_of = result, number, job.shape.depth, 1 << job.source
+            tree = DraftedTree(sizes.first(job.shape.depth + 1), *one_of)
+            tree.pruned = PrunedTree(count + 1, *one_of)
+            trees.append(tree)
+        return trees
+
+    def _scalars(
+        self,
+        job: TreeJob,
+        new: int,
+        root: int,
+        nodes: int,
+        tables: list[FloatArray],
+        sizes: LevelSizes,
+    ) -> list[int]:
+        """Scalars of one request; its table is added to `tables` if it has one."""
+        lines = job.shape.lines(job.source)
+        table = 0
+        if lines is not None:
+            known = (place for place, other in enumerate(tables, 1) if other is lines)
+            table = next(known, len(tables) + 1)
+            if table > len(tables):
+                tables.append(lines)
+        cache = job.cache
+        limit = sizes.first(job.shape.depth + 1)
+        # in the order of their indices
+        return [new, job.committed, cache.text, cache.index, nodes, new - 1, root, 0, table, limit]
+
+    def padding(self) -> list[int]:
+        """Scalars of a request that is not there: one row of text in the scratch sequence."""
+        scalars = [0] * SCALARS
+        scalars[:4] = 1, 1, 0, self.builder.scratch.index
+        return scalars
+
+    def run(self, sizes: LevelSizes, rows: int) -> None:
+        """Run the steps of a draft with so many rows of new text for each request."""
+        if self.buffers.x.shape[0] < self.requests * sizes.beam:
+            self.captured.clear()
+            self.buffers = self._buffers(sizes.beam)
+        self._step(rows, partial(self._text, rows))()
+        self._step(sizes, partial(self._tree, sizes))()
+
+    def capture(self, sizes: LevelSizes, rows: int) -> None:
+        """Capture a draft without requests."""
+        self.args.begin()
+        self.args.write([], [], [], rows, self.padding())
+        self.args.send()
+        for _ in range(TIMES):
+            self.run(sizes, rows)
+
+    def _step(self, name: LevelSizes | int, body: Callable[[], None]) -> CapturedStep:
+        """The captured step of this name; all are void when the builder's tensors were replaced."""
+        builder = self.builder
+        present = builder.pool.version, len(builder.angles)
+        if present != self.made_for:
+            self.captured.clear()
+            self.made_for = present
+        if name not in self.captured:
+            self.captured[name] = CapturedStep(body, builder.device, builder.memory)
+        return self.captured[name]
+
+    def _space(self, rows: int) -> DraftSpace:
+        args = self.args
+        end = self.requests * rows
+        return DraftSpace(
+            self.hidden_states[:end],
+            self.buffers,
+            args.scalars,
+            args.tokens[:end],
+            args.roots,
+            args.table,
+            self.fields,
+        )
+
+    def _text(self, rows: int) -> None:
+        self.builder.steps(self._space(rows)).text()
+
+    def _tree(self, sizes: LevelSizes) -> None:
+        if sizes not in self.columns:
+            device = self.builder.device
+            self.columns[sizes] = (
+                torch.from_numpy(sizes.depths).to(device),
+                torch.from_numpy(sizes.ranks).to(device),
+            )
+        self.builder.steps(self._space(MAX_NEW_ROWS)).tree(sizes, *self.columns[sizes])
