@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cuda import kernels
@@ -24,8 +25,14 @@ def keep(pool: Tensor, path: Tensor, facts: Tensor, tile: int) -> None:
     move(pool, path[stay:stop], first + length, first + length + stay, tile)
 
 
+def move_many(pool: Tensor, table: Tensor, tile: int) -> None:
+    """Run moves within several sequences."""
+    for start, count, *sources in table.tolist():
+        move(pool, torch.tensor(sources[:count]), 0, start, tile)
+
+
 def use(patch: pytest.MonkeyPatch) -> None:
     """Have pools move slots by the functions above."""
-    plain = SimpleNamespace(move=move, keep=keep)
+    plain = SimpleNamespace(move=move, keep=keep, move_many=move_many)
     patch.setitem(sys.modules, NAME, plain)
     patch.setattr(kernels, "kv_move", plain, raising=False)

@@ -91,7 +91,7 @@ class Merge(Part, WholeTreeDrafter):
 
     def reset(self, request: RequestContext) -> None:
         """Begin a request in each of them."""
-        self.late_: list[tuple[Part, Outcome]] = []  # rounds that a drafter has yet to observe
+        self.late_: list[tuple[Drafter, Outcome]] = []  # rounds that a drafter has yet to observe
         # the looked-up path of this round, and its expected tokens
         self.looked_up_: tuple[Tree, float] | None = None
         super().reset(request)

@@ -241,11 +241,41 @@ def test_moved_slots_are_read_before_they_are_written(
     start = 2
     sources = [start + 1 + 2 * each for each in range(count)]
     slots[1].move(sources, start)
+    pool.run_moves()
     mine, other = slots[1].index, slots[0].index
     assert torch.equal(pool.kept[:, mine, start : start + count], before[:, mine, sources])
     assert torch.equal(pool.kept[:, mine, :start], before[:, mine, :start])
     assert torch.equal(pool.kept[:, other], before[:, other])
     assert torch.equal(pool.kept[:, mine, start + count :], before[:, mine, start + count :])
+
+
+def test_moves_wait_for_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot_moves.use(monkeypatch)
+    pool = make(16)
+    slots = [KvSequence(pool, KvLayout(), 16) for _ in range(3)]
+    before = fill(pool)
+    for number, slot in enumerate(slots):
+        slot.move([4 + number, 7], 3)
+    assert torch.equal(pool.kept, before)
+    dropped = slots[2].index
+    slots[2].release()
+    pool.run_moves()
+    for number, slot in enumerate(slots[:2]):
+        moved = pool.kept[:, slot.index]
+        assert torch.equal(moved[:, 3:5], before[:, slot.index, [4 + number, 7]])
+        assert torch.equal(moved[:, 5:], before[:, slot.index, 5:])
+    assert torch.equal(pool.kept[:, dropped], before[:, dropped])
+
+
+def test_a_second_move_of_a_sequence_runs_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot_moves.use(monkeypatch)
+    pool = make(16)
+    slot = KvSequence(pool, KvLayout(), 16)
+    before = fill(pool)
+    slot.move([5, 7], 3)
+    slot.move([4], 2)  # what the first one wrote
+    pool.run_moves()
+    assert torch.equal(pool.kept[:, slot.index, 2:5], before[:, slot.index, [7, 5, 7]])
 
 
 def test_gathering_counts_slots_from_a_base(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def held(session: CudaSession, count: int) -> list[int]:
     """The numbers in the first slots of the session's seat."""
     kept = session.sequence.pool.kept[:, session.sequence.index, :count]
     assert (kept == kept[:1, :, :1, :1]).all()  # all planes alike
+    session.sequence.pool.run_moves()
     return [int(number) for number in kept[0, :, 0, 0]]
 
 

@@ -27,6 +27,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
 from sapwood.backends.torch.cuda.root_passes import CudaRoots, NextTokens
 from sapwood.backends.torch.cuda.session import CudaSession
+from sapwood.backends.torch.cuda.tree_rows import ManyTrees, are_small
 from sapwood.backends.torch.llama import LlamaModel, describe
 from sapwood.backends.torch.network import PassInput
 from sapwood.core.protocols import Capabilities, KvMemory, PrefillChunk, TargetOutput, TreeInput
@@ -156,6 +157,8 @@ class CudaBackend(TorchBackend):
             result = self._alone(sessions[0], work[0]) if len(work) == 1 else None
             if result is None and work and all(is_root(job) for job in work):
                 result = self._roots(sessions, work)
+            if result is None and len(work) > 1 and are_small(work):
+                result = self._trees(sessions, work)
             if result is None and work:
                 in_buffers = rows <= MAX_ROWS
                 result = self._on_host(sessions, work)
@@ -258,6 +261,21 @@ class CudaBackend(TorchBackend):
         for session, job in zip(sessions, work, strict=True):
             session.start_root(job.tree)
         return self.fused.run_pass(self._root_rows(sessions, work), self._watched, head=True)
+
+    def _trees(self, sessions: Sequence[CudaSession], work: Sequence[TreeInput]) -> PassResult:
+        """Run small trees of many sessions by the fast path."""
+        check_apart(sessions)
+        for session, job in zip(sessions, work, strict=True):
+            self._check_room(session.length + job.tree.height + 1)
+        self._detach_outputs()
+        for session, job in zip(sessions, work, strict=True):
+            session.start(job.tree)
+        rows = ManyTrees.of(
+            [job.tree for job in work],
+            np.array([session.sequence.first for session in sessions], np.int64),
+            np.array([session.length for session in sessions], np.int64),
+        )
+        return self.fused.run_pass(rows, self._watched, head=True)
 
     def _on_host(self, sessions: Sequence[CudaSession], work: Sequence[TreeInput]) -> PassResult:
         """Run trees whose columns are on the host."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
-from sapwood.backends.torch.cuda.mixed_pass import mixed_counts, shape_of_rows
+from sapwood.backends.torch.cuda.mixed_pass import mixed_counts, mixed_shape, shape_of_rows
 from sapwood.backends.torch.cuda.network import CudaNetwork
 from sapwood.backends.torch.cuda.pass_inputs import (
     LADDER,
@@ -19,10 +19,12 @@ from sapwood.backends.torch.cuda.pass_inputs import (
     SessionRows,
     step_up,
 )
+from sapwood.backends.torch.cuda.tree_rows import ManyTrees, shape_of_trees
+from sapwood.core.tree import Tree
 
 TIMES = 2  # run eagerly, which compiles, then captured
 
-Rows = PassRows | RootRows
+Rows = PassRows | RootRows | ManyTrees
 
 
 def capture_batches(
@@ -33,7 +35,11 @@ def capture_batches(
 ) -> None:
     """Capture passes over the roots of up to `requests` sessions, and over chunks of prompts."""
     network.pool.allocate(requests)
-    passes = [*root_passes(network, requests), *mixed_passes(network, requests)]
+    passes = [
+        *root_passes(network, requests),
+        *tree_passes(network),
+        *mixed_passes(network, requests),
+    ]
     for number, (rows, shape) in enumerate(passes, 1):
         if number % 10 == 1:
             progress(f"capturing pass {number} of {len(passes)}")
@@ -53,11 +59,26 @@ def root_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, Pas
         longest *= 2
 
 
+def tree_passes(network: CudaNetwork) -> Iterator[tuple[Rows, PassShape]]:
+    """Passes over trees of several sessions, by their rows and their longest text."""
+    nothing = np.zeros(1, np.int64)
+    longest = SHORT
+    while longest <= network.pool.slots:
+        for count in LADDER[1:]:
+            rows = ManyTrees.of([Tree.of_root(0)], nothing, nothing)
+            yield rows, shape_of_trees(count, longest, True, network.heads)
+        longest *= 2
+
+
 def mixed_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, PassShape]]:
-    """Passes over single rows of sessions and a chunk of a prompt."""
+    """Passes over rows of sessions, single ones and those of trees, and a chunk of a prompt."""
     for count, trees in mixed_counts(requests):
         rows = mixed_rows(count, trees)
         yield rows, shape_of_rows(rows, network.heads, trees)
+    for count, trees in mixed_counts(MAX_ROWS):
+        pieces = [1] * trees + [count - trees]
+        shape = mixed_shape(count, pieces, trees, 1, network.heads, branches=True)
+        yield mixed_rows(count, trees), shape
 
 
 def mixed_rows(count: int, trees: int) -> PassRows:

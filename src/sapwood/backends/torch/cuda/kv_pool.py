@@ -15,7 +15,35 @@ from sapwood.backends.torch.kv_slots import KvLayout, KvSlots
 from sapwood.errors import OutOfMemory
 
 CHUNK = 32  # slots that one launch moves
+MOVES = 512  # paths that may wait to be moved
 SHARE = 0.4  # of the free memory of the device that keys and values may take
+
+
+class PendingMoves:
+    """Moves of accepted paths that wait for the next pass, which runs all of them at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        size = (MOVES, 2 + CHUNK)
+        self.waiting: dict[int, tuple[int, list[int]]] = {}  # sequence -> first target, sources
+        self.on_device = torch.zeros(size, dtype=torch.int64, device=device)
+        # two in turn: the device may still read the last one
+        self.host = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+
+    def table(self, slots: int) -> Tensor:
+        """The moves that wait, in slots of all sequences, [moves, 2 + CHUNK]; none wait then."""
+        self.host.reverse()
+        lines = self.host[0].numpy()
+        for line, (sequence, (start, sources)) in zip(lines, self.waiting.items(), strict=False):
+            first = sequence * slots
+            line[0] = first + start
+            line[1] = len(sources)
+            line[2 : 2 + len(sources)] = [first + source for source in sources]
+        count = len(self.waiting)
+        self.waiting.clear()
+        found = self.on_device[:count]
+        found.copy_(self.host[0][:count], non_blocking=True)
+        return found
 
 
 class CudaKvPool:
@@ -30,6 +58,7 @@ class CudaKvPool:
         self.like = like
         self.kept = self._empty(1, slots)
         self.free = [0]
+        self.moves = PendingMoves(like.device)
         self.version = 0  # how often the buffer was replaced, which voids captured passes
         self._max_slots: int | None = None  # slots of all sequences together
 
@@ -132,6 +161,7 @@ class CudaKvPool:
 
     def release(self, sequence: int) -> None:
         """Free a sequence."""
+        self.moves.waiting.pop(sequence, None)
         self.free.append(sequence)
 
     def reserve(self, slots: int) -> None:
@@ -145,6 +175,7 @@ class CudaKvPool:
             self._resize(sequences, max(slots, min(2 * self.slots, most)))
 
     def _resize(self, sequences: int, slots: int) -> None:
+        self.run_moves()
         old = self.kept
         both = min(sequences, self.sequences)
         free = [sequence for sequence in self.free if sequence < sequences] + list(
@@ -157,12 +188,30 @@ class CudaKvPool:
 
     def copy(self, origin: int, sequence: int, used: int) -> None:
         """Copy the first slots of one sequence to another."""
+        self.run_moves()
         self.kept[:, sequence, :used] = self.kept[:, origin, :used]
+
+    def move_later(self, sequence: int, sources: list[int], start: int) -> None:
+        """Move slots, ascending and never below their targets, before the next pass."""
+        waiting = self.moves.waiting
+        if len(sources) > CHUNK or len(waiting) == MOVES or sequence in waiting:
+            self.move(sequence, torch.tensor(sources, device=self.kept.device), start)
+        else:
+            waiting[sequence] = start, sources
+
+    @torch.inference_mode()
+    def run_moves(self) -> None:
+        """Run the moves that wait."""
+        if self.moves.waiting:
+            from sapwood.backends.torch.cuda.kernels import kv_move
+
+            kv_move.move_many(self.kept, self.moves.table(self.slots), CHUNK)
 
     def move(self, sequence: int, sources: Tensor, start: int, base: int = 0) -> None:
         """Copy slots base + sources, ascending and never below their targets, to start, ..."""
         from sapwood.backends.torch.cuda.kernels import kv_move
 
+        self.run_moves()
         first = sequence * self.slots
         for at in range(0, len(sources), CHUNK):
             part = sources[at : at + CHUNK]
@@ -215,4 +264,4 @@ class KvSequence(KvSlots):
     @torch.inference_mode()
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copy these slots, ascending and never below their targets, to `start` and on."""
-        self.pool.move(self.index, torch.tensor(slots, device=self.pool.kept.device), start)
+        self.pool.move_later(self.index, list(slots), start)

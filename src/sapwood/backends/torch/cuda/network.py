@@ -35,6 +35,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
     split_passes,
 )
 from sapwood.backends.torch.cuda.pass_setup import place
+from sapwood.backends.torch.cuda.tree_rows import ManyTrees
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
 from sapwood.backends.torch.kv_slots import KvLayout
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
@@ -44,6 +45,9 @@ from sapwood.core.array_types import IntArray
 SLOTS = {"cuda": 4096, "cpu": 64}  # of a KV sequence at first
 # passes over trees of one round buffer after which one graph holds the pass and its preparation
 CAPTURE_AFTER = 16
+
+
+AnyRows = PassRows | RootRows | SingleTree | ManyTrees
 
 
 class CudaNetwork:
@@ -115,9 +119,7 @@ class CudaNetwork:
         for rows_of_pass in split_passes(rows):
             yield self.run_pass(rows_of_pass, watched, head)
 
-    def run_pass(
-        self, rows: PassRows | RootRows | SingleTree, watched: Collection[int], head: bool
-    ) -> PassResult:
+    def run_pass(self, rows: AnyRows, watched: Collection[int], head: bool) -> PassResult:
         """Run one pass."""
         self.run_shape(rows, rows.shape(head, self.heads), watched)
         return self.buffers.result(len(rows.tokens), watched, head)
@@ -136,6 +138,7 @@ class CudaNetwork:
         """Run one pass of this shape; its results are in the buffers."""
         self.buffers = self.buffer_sets[0]
         self.ready(shape, watched)
+        self.pool.run_moves()
         self.inputs.send(rows, shape)
         self._launch_step(shape)
 
@@ -153,6 +156,7 @@ class CudaNetwork:
         shape = self._shape(nodes, length)
         self.buffers = self.buffer_sets[0]
         self.ready(shape, watched)
+        self.pool.run_moves()
         self.pass_args.write(first, length, nodes, moved)
         address = path.data_ptr()
         send = self.pass_args.send

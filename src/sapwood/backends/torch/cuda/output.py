@@ -139,6 +139,12 @@ class CudaOutput(TorchOutput):
         start = self._span.start + first
         return self._features.joined(tuple(layers))[start : start + len(rows)]
 
+    def shared_features(self, layers: Sequence[int]) -> tuple[torch.Tensor, int] | None:
+        """Hidden states of all rows of a shared pass, and the first row of this output."""
+        if self._features is None:
+            return None
+        return self._features.joined(tuple(layers)), self._span.start
+
     def detach_buffers(self) -> None:
         """Give the buffers to the next pass: copy the rows, unless the session has moved on."""
         session = self._session()

@@ -41,6 +41,10 @@ class RootOutput(TargetOutput):
         """Hidden states of the row on the device, [1, layers * width]."""
         return self._features(tuple(layers))[self._row : self._row + 1]
 
+    def shared_features(self, layers: Sequence[int]) -> tuple[Tensor, int]:
+        """Hidden states of all rows of the pass, and the row of this output."""
+        return self._features(tuple(layers)), self._row
+
 
 GONE = "a later pass overwrote these logits; score the tree in a pass of its own"
 

@@ -39,3 +39,16 @@ def test_a_path_is_kept_as_the_facts_say(stay: int, stop: int) -> None:
     kv_move.keep(found, path, facts, 8)
     slot_moves.keep(wanted, path, facts, 8)
     assert torch.equal(found, wanted)
+
+
+def test_moves_of_several_sequences_run_in_one_launch() -> None:
+    found = numbers(4, 3, 10, 2, 40)
+    wanted = found.clone()
+    moves = [(2, [3, 5, 6]), (21, [22]), (14, [15, 16])]  # first target, sources
+    table = torch.zeros(len(moves), 2 + 8, dtype=torch.int64, device=DEVICE)
+    for line, (start, sources) in zip(table, moves, strict=True):
+        line[: 2 + len(sources)] = torch.tensor([start, len(sources), *sources])
+    kv_move.move_many(found, table, 8)
+    slot_moves.move_many(wanted, table, 8)
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, numbers(4, 3, 10, 2, 40))

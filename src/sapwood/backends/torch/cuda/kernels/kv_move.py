@@ -65,6 +65,26 @@ def _keep(pool, path, facts, plane, width: tl.constexpr, tile: tl.constexpr, pie
     )
 
 
+@triton.jit
+def _move_many(pool, table, plane, width: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr):
+    wait()
+    line = table + tl.program_id(2) * (tile + 2)
+    start = tl.load(line)
+    shift(pool, line + 2, 0, start, tl.load(line + 1), plane, width, tile, piece)
+
+
+def move_many(
+    pool: Tensor,  # [planes, sequences, slots, kv heads, width] contiguous
+    table: Tensor,  # [moves, 2 + tile] int64: first target, count, sources, as slots of all
+    tile: int,  # a power of two
+) -> None:
+    """Run moves within several sequences, whose slots do not overlap."""
+    width = pool.shape[3] * pool.shape[4]
+    _move_many[pool.shape[0], triton.cdiv(width, PIECE), len(table)](
+        pool, table, pool.stride(0), width, tile, PIECE, **options()
+    )
+
+
 def move(
     pool: Tensor,  # [planes, sequences, slots, kv heads, width] contiguous
     sources: Tensor,  # [count] int64, ascending and never below their targets

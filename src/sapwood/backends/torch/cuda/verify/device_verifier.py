@@ -135,7 +135,7 @@ class NoiseBuffers:
         self.captured: dict[int, CapturedStep] = {}  # by levels
         self.side: Any = None if cuda is None else cuda.Stream(device)
         self.made: Any = None if cuda is None else cuda.Event()
-        if cuda is not None:  # the buffers are filled on another stream than the noise
+        if self.side is not None:  # the buffers are filled on another stream than the noise
             self.side.wait_stream(cuda.current_stream(device))
 
     def make_noise(self, levels: int, key: Key, temperature: float) -> None:
