@@ -9,6 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from sapwood.backends.torch.cuda.draft import reference, tree_builder
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, step_up
+from sapwood.backends.torch.cuda.draft.eagle_layer import CELLS
+from sapwood.backends.torch.cuda.draft.feature_rows import PassFeatureRows
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
 from sapwood.backends.torch.cuda.kernels.prenorm import PrenormRows
 from sapwood.core.tree import Tree
@@ -138,3 +141,128 @@ def test_each_request_has_the_tree_that_it_has_alone(
         for tree, job, shape in zip(trees, theirs, shapes, strict=True):
             assert_both_equal(tree, alone(builders[1], job, shape))
         assert [job.cache.text for job in ours] == [job.cache.text for job in theirs]
+
+
+def test_each_request_keeps_its_own_depth(ops: str) -> None:
+    shapes = [TreeShape(6, 1, 3, 4), TreeShape(9, 3, 3, 4)]
+    builders = [make_builder() for _ in range(2)]
+    ours, theirs = (Texts(builder, 2).jobs(shapes, (2, 3)) for builder in builders)
+    trees = builders[0].build_batch(ours)
+    assert [tree.height for tree in trees] == [1, 3]
+    for tree, job, shape in zip(trees, theirs, shapes, strict=True):
+        assert_both_equal(tree, alone(builders[1], job, shape))
+
+
+def test_each_request_has_its_own_acceptance_table(ops: str) -> None:
+    table = np.stack((np.linspace(0.1, 0.3, CELLS), np.linspace(0.9, 0.4, CELLS)), 1)
+    shapes = [
+        TreeShape(5, 2, 2, 3, lines=lines)
+        for lines in (lambda source: table, lambda source: None, lambda source: table)
+    ]
+    builders = [make_builder() for _ in range(2)]
+    ours, theirs = (Texts(builder, 3).jobs(shapes, (2, 1, 1)) for builder in builders)
+    for tree, job, shape in zip(builders[0].build_batch(ours), theirs, shapes, strict=True):
+        assert_both_equal(tree, alone(builders[1], job, shape))
+
+
+@pytest.fixture
+def by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "project", project_by_rows)
+    monkeypatch.setattr(F, "linear", linear_by_rows)
+    monkeypatch.setattr(tree_builder, "kernels", lambda device: reference)
+
+
+SHAPE = TreeShape(5, 2, 2, 3)
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="drafts by torch alone")
+
+
+@on_cpu
+@pytest.mark.parametrize("requests", [1, 2, 5, 9])
+def test_any_number_of_requests(by_rows: None, requests: int) -> None:
+    shapes = [SHAPE] * requests
+    texts = [1 + 3 * number % 16 for number in range(requests)]
+    builders = [make_builder() for _ in range(2)]
+    ours, theirs = (Texts(builder, requests).jobs(shapes, texts) for builder in builders)
+    trees = builders[0].build_batch(ours)
+    assert list(builders[0].batches) == [step_up(requests, BATCHES)]
+    for tree, job in zip(trees, theirs, strict=True):
+        assert_both_equal(tree, alone(builders[1], job, SHAPE))
+
+
+@on_cpu
+def test_more_requests_than_a_draft_holds(by_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_builder, "BATCHES", (1, 2))
+    builders = [make_builder() for _ in range(2)]
+    ours, theirs = (Texts(builder, 5).jobs([SHAPE] * 5, TEXTS) for builder in builders)
+    trees = builders[0].build_batch(ours)  # the words of the first are read before the next come
+    for tree, job in zip(trees, theirs, strict=True):
+        assert_both_equal(tree, alone(builders[1], job, SHAPE))
+
+
+@on_cpu
+def test_features_are_rows_of_one_pass_or_tensors_of_their_own(by_rows: None) -> None:
+    builders = [make_builder() for _ in range(2)]
+    ours, theirs = (Texts(builder, 3).jobs([SHAPE] * 3, (3, 2, 4)) for builder in builders)
+    states = torch.randn(9, builders[0].hidden_states.shape[1])
+    (first, tokens), (second, more) = ours[0].unread[0], ours[2].unread[0]
+    states[[1, 4, 8]] = first
+    states[[0, 2]] = second[:2]
+    ours[0].unread[0] = PassFeatureRows(states, [1, 4, 8]), tokens
+    ours[2].unread[:] = [
+        (PassFeatureRows(states, [0, 2]), more[:2]),
+        (second[2:], more[2:]),
+    ]
+    for tree, job in zip(builders[0].build_batch(ours), theirs, strict=True):
+        assert_both_equal(tree, alone(builders[1], job, SHAPE))
+    assert torch.equal(PassFeatureRows(states, [4, 0]).tensor(), states[[4, 0]])
+
+
+@on_cpu
+def test_batches_and_single_drafts_take_turns_on_the_same_texts(by_rows: None) -> None:
+    builders = [make_builder() for _ in range(2)]
+    both = [Texts(builder, 2) for builder in builders]
+    for turn in range(4):
+        ours, theirs = (one.jobs([SHAPE] * 2, (2, 1 + turn)) for one in both)
+        if turn % 2:
+            trees = [alone(builders[0], job, SHAPE) for job in ours]
+        else:
+            trees = builders[0].build_batch(ours)
+        for tree, job in zip(trees, theirs, strict=True):
+            assert_both_equal(tree, alone(builders[1], job, SHAPE))
+
+
+@on_cpu
+def test_trees_that_do_not_fit_together_are_refused_before_anything_changes(by_rows: None) -> None:
+    builder = make_builder()
+    shapes = [TreeShape(5, 60, 1, 9), TreeShape(5, 2, 30, 30)]
+    assert all(builder.fits(shape) for shape in shapes)
+    jobs = Texts(builder, 2).jobs(shapes, (1, 2))
+    with pytest.raises(ValueError, match="draft them one by one"):
+        builder.build_batch(jobs)
+    assert all(job.unread for job in jobs)
+    assert [job.cache.text for job in jobs] == [0, 10]
+
+
+@on_cpu
+def test_words_that_were_not_read_survive_the_next_draft(by_rows: None) -> None:
+    builders = [make_builder() for _ in range(2)]
+    both = [Texts(builder, 2) for builder in builders]
+    for_later = []
+    for _ in range(2):
+        ours, theirs = (one.jobs([SHAPE] * 2, (2, 1)) for one in both)
+        wanted = [alone(builders[1], job, SHAPE) for job in theirs]
+        for_later += list(zip(builders[0].build_batch(ours), wanted, strict=True))
+    for tree, other in for_later:
+        assert_both_equal(tree, other)
+
+
+@on_cpu
+def test_requests_that_are_not_there_write_to_the_scratch_sequence_only(by_rows: None) -> None:
+    builder = make_builder()
+    texts = Texts(builder, 4)
+    assert builder.scratch.index not in {cache.index for cache in texts.caches}
+    before = builder.pool.keys.clone()
+    builder.build_batch(texts.jobs([SHAPE] * 3, (1, 2, 1)))
+    changed = (builder.pool.keys != before).flatten(1).any(1)
+    mine = {cache.index for cache in texts.caches[:3]} | {builder.scratch.index}
+    assert set(changed.nonzero().flatten().tolist()) == mine
