@@ -32,6 +32,7 @@ from sapwood.bench.client_runners import ScheduledClients
 from sapwood.bench.clients import ClientLoad, overall_speed
 from sapwood.bench.suites import gather
 from sapwood.engine.input_processor import read_sampling
+from sapwood.engine.prelaunch import prepare_batches
 from sapwood.engine.warmup import warm_up
 from sapwood.llm import LLM
 from sapwood.recipes import resolve
@@ -93,6 +94,9 @@ def measure(
     if prepare is not None:
         prepare(max(options.levels), lambda _: None)
         record.say("passes captured")
+        for run in runs:
+            prepare_batches(run.scheduler.pool.engines.get("", "").recipe, most)
+        record.say("drafts captured")
     gc.collect()
     gc.freeze()  # as the server does
     rows = []

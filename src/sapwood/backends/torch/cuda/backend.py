@@ -11,6 +11,7 @@ import torch
 
 from sapwood.backends.torch.backend import TorchBackend, check_apart
 from sapwood.backends.torch.cuda.draft.device_tree import ROWS, DeviceTree, to_device_tree
+from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD
 from sapwood.backends.torch.cuda.kernels.weight_prefetch import in_order
 from sapwood.backends.torch.cuda.kv_pool import KvSequence
@@ -33,6 +34,7 @@ from sapwood.backends.torch.network import PassInput
 from sapwood.core.protocols import Capabilities, KvMemory, PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.root_batch import RootBatch
 from sapwood.core.tree import ROOT, Tree
+from sapwood.core.whole_tree import TreeBuilder
 from sapwood.errors import SapwoodError
 
 
@@ -54,6 +56,7 @@ class CudaBackend(TorchBackend):
         self.info = dataclasses.replace(self.info, name="fused")
         self._outputs: list[weakref.ref[CudaOutput]] = []  # of the last pass, in its buffers
         self._next_tokens = NextTokens(self.device)
+        self._builders: list[weakref.ref[CudaTreeBuilder]] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,10 +74,23 @@ class CudaBackend(TorchBackend):
     def prepare_batches(self, requests: int, progress: Callable[[str], None]) -> None:
         """Capture the passes that this many requests may share."""
         if self.device.type == "cuda":
-            from sapwood.backends.torch.cuda.batch_warmup import capture_batches
+            from sapwood.backends.torch.cuda.batch_warmup import (
+                capture_batches,
+                capture_tree_passes,
+            )
 
             self._detach_outputs()
             capture_batches(self.fused, self._watched, requests, progress)
+            for builder in [held() for held in self._builders]:
+                if builder is not None:
+                    capture_tree_passes(self.fused, builder, self._watched, progress)
+
+    def tree_builder(self, head: Any, embedding: torch.Tensor) -> TreeBuilder | None:
+        """A builder of whole trees of an EAGLE-3 head; its passes are captured with batches."""
+        builder = super().tree_builder(head, embedding)
+        if isinstance(builder, CudaTreeBuilder):
+            self._builders.append(weakref.ref(builder))
+        return builder
 
     @torch.inference_mode()
     def launch_roots(self, batch: RootBatch, chunks: Sequence[PrefillChunk] = ()) -> CudaRoots:

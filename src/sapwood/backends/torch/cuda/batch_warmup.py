@@ -6,7 +6,10 @@ In the middle of a text a new shape takes 20 ms and more, and seconds if a kerne
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
+import torch
 
+from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
+from sapwood.backends.torch.cuda.kv_pool import KvSequence
 from sapwood.backends.torch.cuda.mixed_pass import mixed_counts, mixed_shape, shape_of_rows
 from sapwood.backends.torch.cuda.network import CudaNetwork
 from sapwood.backends.torch.cuda.pass_inputs import (
@@ -22,6 +25,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 from sapwood.backends.torch.cuda.tree_rows import ManyTrees, shape_of_trees
 from sapwood.core.tree import Tree
 
+ONE_WORD = 64  # nodes of a tree, the root included: a controller asks for no more
 TIMES = 2  # run eagerly, which compiles, then captured
 
 Rows = PassRows | RootRows | ManyTrees
@@ -68,6 +72,30 @@ def tree_passes(network: CudaNetwork) -> Iterator[tuple[Rows, PassShape]]:
             rows = ManyTrees.of([Tree.of_root(0)], nothing, nothing)
             yield rows, shape_of_trees(count, longest, True, network.heads)
         longest *= 2
+
+
+@torch.inference_mode()
+def capture_tree_passes(
+    network: CudaNetwork,
+    builder: CudaTreeBuilder,
+    watched: Collection[int],
+    progress: Callable[[str], None],
+) -> None:
+    """Capture the passes over trees that a builder drafts for one request, of all sizes."""
+    sequence = KvSequence(network.pool, network.layout, 1)
+    rows, path = builder.round_buffer.rows, builder.round_buffer.path
+    write_args = builder.pass_args_writer(network)
+    longest = SHORT
+    while longest <= network.pool.slots:
+        progress(f"capturing passes over trees behind up to {longest} tokens")
+        for nodes in LADDER:
+            if nodes <= ONE_WORD:
+                length = longest - ONE_WORD
+                network.capture_tree_pass(
+                    rows, path, nodes, sequence.first, length, watched, write_args
+                )
+        longest *= 2
+    sequence.release()
 
 
 def mixed_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, PassShape]]:

@@ -6,6 +6,7 @@ The inputs of watched layers are written to buffers of their own by the layers t
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from sapwood.backends.torch.cuda.kv_pool import CudaKvPool
 from sapwood.backends.torch.cuda.pass_buffers import PassBuffers, PassResult, join
 from sapwood.backends.torch.cuda.pass_inputs import (
     MAX_ROWS,
+    NOTHING,
     PassArgs,
     PassInputs,
     PassRows,
@@ -200,6 +202,32 @@ class CudaNetwork:
         )
         self.buffers = before
         return index
+
+    def capture_tree_pass(
+        self,
+        tree: TreeRows,
+        path: Tensor,
+        nodes: int,
+        first: int,
+        length: int,
+        watched: Collection[int],
+        write_args: Callable[[], None],
+    ) -> None:
+        """Capture the passes over trees of so many nodes, prelaunched ones too."""
+        self.run_device_tree(tree, path, nodes, first, length, NOTHING, watched)  # loads kernels
+        if len(self.buffer_sets) == 1:
+            self.buffer_sets.append(self.buffers.twin(self.model))
+        shape = self._shape(nodes, length)
+        address = path.data_ptr()
+        self._used[shape, address] = CAPTURE_AFTER + 1
+        sides = [(0, 0, self.pass_args.send), *((1 + at, at, write_args) for at in range(2))]
+        for number, index, write in sides:
+            self.buffers = self.buffer_sets[index]
+            body = partial(self._device_tree_pass, shape, tree, path, write, self.step)
+            step = CapturedStep(body, self.device, self._room, ready=True)
+            step.capture()
+            self._passes[shape, address, number] = step
+        self.buffers = self.buffer_sets[0]
 
     def prelaunched_result(self, index: int, rows: int, watched: Collection[int]) -> PassResult:
         """The result of a prelaunched pass, in the buffers of this index."""

@@ -49,7 +49,7 @@ class PrelaunchedDraft:
     def launch_pass(self) -> None:
         """Launch the pass over its tree behind it, if there is a runner."""
         if self.runner is not None and self.launched:
-            write_args = self.builder.pass_args_writer(self.runner)
+            write_args = self.builder.pass_args_writer(self.runner.network)
             self.prelaunched_pass = self.runner.prelaunch(
                 self.builder.round_buffer, self.nodes + 1, write_args
             )

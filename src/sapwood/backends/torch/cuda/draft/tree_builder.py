@@ -56,7 +56,7 @@ from sapwood.core.types import Outcome, TreeShape
 from sapwood.core.whole_tree import NewText, TreeJob, shares_features
 
 if TYPE_CHECKING:
-    from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner
+    from sapwood.backends.torch.cuda.network import CudaNetwork
 
 POSITIONS = 8192  # for which rotary angles are made at first
 TIMED = 8  # one draft in this many is timed
@@ -263,13 +263,13 @@ class CudaTreeBuilder:
         self.args.record_sent()
         self.drafts += 1
 
-    def pass_args_writer(self, runner: "PassRunner") -> Callable[[], None]:
+    def pass_args_writer(self, network: "CudaNetwork") -> Callable[[], None]:
         """A function that writes the arguments of the pass over the drafted tree on the device."""
         return partial(
             self.ops.write_pass_args,
             self.round_buffer,
             self.args.scalars,
-            runner.network.pass_args.on_device,
+            network.pass_args.on_device,
         )
 
     def _ready(self, sizes: LevelSizes) -> bool:
