@@ -140,7 +140,15 @@ def a_pass(rows: int, sizes: ModelSizes) -> None:
     middle = stream()
     planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
     turns = torch.zeros(rows, heads.width)
-    enter(x, some(VOCAB, width), numbers, torch.zeros(LENGTHS[0], heads.width), numbers, turns)
+    enter(
+        x,
+        some(VOCAB, width),
+        numbers,
+        numbers,
+        torch.zeros(LENGTHS[0], heads.width),
+        numbers,
+        turns,
+    )
     norm = some(heads.width) if sizes.head_norms else None
     project_heads(
         x, some(heads.all * heads.width, width), some(rows, heads.queries, heads.width), planes,
