@@ -64,11 +64,12 @@ class BatchArgs:
     ) -> None:
         """Write the arguments; the rest are those of requests that are not there."""
         count = len(scalars)
-        self.host_scalars[:count] = scalars
+        if count:  # none while a draft is captured
+            self.host_scalars[:count] = scalars
         self.host_scalars[count:] = padding
         ends = rows * np.arange(self.requests)
         self.host_roots[:] = ends
-        self.host_roots[:count] += [len(some) - 1 for some in tokens]
+        self.host_roots[:count] += np.array([len(some) - 1 for some in tokens], np.int64)
         end = self.requests * rows
         blank = [0] * rows
         for goal, given in ((self.host_tokens, tokens), (self.host_places, places)):

@@ -304,7 +304,7 @@ class CudaTreeBuilder:
     @torch.inference_mode()
     def _place(self, features: Tensor | FeatureRef) -> None:
         """Copy features to where the draft reads them, unless they are there."""
-        if isinstance(features, Tensor) or not features.in_place:
+        if not isinstance(features, FeatureRef) or not features.in_place:
             self.round_buffer.release_features()
             given = features if isinstance(features, Tensor) else features.tensor()
             self.hidden_states[: len(given)] = given
