@@ -35,9 +35,7 @@ def texts_of(recipe: Recipe, target: Any, **options: Any) -> tuple[Stage, list[l
 
 
 def recipe_of(drafter: Any) -> Recipe:
-    return Recipe(
-        drafter, Beam(beam=3, estimator=Raw()), Match(), Fixed(nodes=6, depth=3, width=3)
-    )
+    return Recipe(drafter, Beam(beam=3, estimator=Raw()), Match(), Fixed(nodes=6, depth=3, width=3))
 
 
 @pytest.fixture
@@ -62,7 +60,9 @@ def test_texts_are_those_of_plain_decoding(kind: str, batches: list[int]) -> Non
     assert found == wanted
     assert max(batches) == len(PROMPTS)
     trees = [
-        step.outcome.grown for steps in stage.steps.values() for step in steps  # type: ignore[union-attr]
+        step.outcome.grown
+        for steps in stage.steps.values()
+        for step in steps  # type: ignore[union-attr]
     ]
     assert sum(isinstance(tree, DraftedTree) for tree in trees) == sum(batches)
 

@@ -14,6 +14,7 @@ from sapwood.core.tree import Tree
 from sapwood.core.types import Budget, TreeShape
 from sapwood.core.whole_tree import (
     DraftLaunch,
+    drafts_batches,
     drafts_whole_trees,
     shapes_whole_trees,
 )
@@ -67,3 +68,12 @@ def prepare_device(recipe: Recipe) -> None:
         return
     if drafts_whole_trees(recipe.drafter):
         recipe.drafter.prepare(recipe.policy.tree_shapes(largest))
+
+
+def prepare_batches(recipe: Recipe, requests: int) -> None:
+    """Compile and capture the drafts that up to so many requests of a recipe may share."""
+    largest = recipe.controller.largest
+    if largest is None or not shapes_whole_trees(recipe.policy):
+        return
+    if drafts_batches(recipe.drafter):
+        recipe.drafter.prepare_batches(recipe.policy.tree_shapes(largest), requests)

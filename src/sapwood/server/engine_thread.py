@@ -11,6 +11,7 @@ from sapwood.core.protocols import Backend
 from sapwood.engine.engine_cache import EngineCache
 from sapwood.engine.loop import Engine
 from sapwood.engine.outputs import Step
+from sapwood.engine.prelaunch import prepare_batches
 from sapwood.engine.request import QueueFull, Request
 from sapwood.engine.request_pool import RequestPool
 from sapwood.engine.scheduler import MAX_REQUESTS, Scheduler
@@ -149,7 +150,8 @@ class EngineThread:
         """Prepare the device for the default recipe and for batches, before the first request."""
         prepare = self.llm.target.capabilities.prepare_batches
         if prepare is not None:
-            self.pool.engines.get("", "")  # its drafters say which states a pass keeps
+            engine = self.pool.engines.get("", "")  # its drafters say which states a pass keeps
+            prepare_batches(engine.recipe, self.scheduler.max_requests)
             prepare(self.scheduler.max_requests, self.llm.progress)
             if self.llm.text is not None and self.llm.target.info.device != "cpu":
                 warm_up(self.scheduler, self.llm.text.encode, WARM_LEVELS, self.llm.progress)
