@@ -121,6 +121,7 @@ class TreeMarks:
     """What the host knows of a request's tree before the device has drafted it."""
 
     depth: int  # of its drafted tree
+    size: int  # nodes of it, the root included
     nodes: int  # of its pruned tree, the root included
     mark: int  # bit of its drafter
 
@@ -195,6 +196,25 @@ class BatchResult:
             "kept": kept,
         }
 
+    @cached_property
+    def drafted_trees(self) -> list[dict[str, Any]]:
+        """Columns of each drafted tree, [n]."""
+        return self._apart(self.drafted, max(tree.size for tree in self.trees))
+
+    @cached_property
+    def pruned_trees(self) -> list[dict[str, Any]]:
+        """Columns of each pruned tree, [n]."""
+        return self._apart(self.pruned, max(tree.nodes for tree in self.trees))
+
+    def _apart(self, columns: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
+        """The first `size` nodes of the columns of each request."""
+        count = len(self.trees)
+        rows = [
+            [column[:size]] * count if column.ndim == 1 else list(column[:, :size])
+            for column in columns.values()
+        ]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*rows, strict=True)]
+
     def _sources(self, size: int) -> IntArray:
         """Drafters of all nodes, [requests, size]."""
         sources = np.repeat(np.array([[tree.mark] for tree in self.trees]), size, 1)
@@ -214,13 +234,14 @@ class DraftedTree(LazyTree):
         """Take the columns from those of all requests."""
         if "_tokens" not in self.__dict__:
             self.__dict__["kept"] = None
-            self._take(self._result.drafted)
+            self._take(self._result.drafted_trees)
 
-    def _take(self, columns: Mapping[str, Any]) -> None:
-        number, size = self._number, self._size
+    def _take(self, trees: Sequence[Mapping[str, Any]]) -> None:
+        size = self._size
         own = self.__dict__
-        for name, column in columns.items():
-            own[name] = (column if column.ndim == 1 else column[number])[:size]
+        own.update(trees[self._number])
+        if len(own["_tokens"]) > size:  # others have deeper or larger ones
+            own.update({name: own[name][:size] for name in trees[self._number]})
         own["valued"] = size
         own["_known"] = False  # chosen children are looked up when a child is first added
 
@@ -231,7 +252,7 @@ class PrunedTree(DraftedTree):
     def load(self) -> None:
         """Take the columns from those of all requests."""
         if "_tokens" not in self.__dict__:
-            self._take(self._result.pruned)
+            self._take(self._result.pruned_trees)
 
 
 class ResultTransfer:

@@ -79,17 +79,12 @@ class BatchDraft:
         texts = [index.add(job) for job in jobs]
         rows = step_up(max(len(tokens) for tokens, _ in texts), TEXT_ROWS)
         ends = {depth: sizes.first(depth + 1) for depth in {job.shape.depth for job in jobs}}
-        marks = [
-            TreeMarks(
-                job.shape.depth, min(job.shape.nodes + 1, ends[job.shape.depth]), 1 << job.source
-            )
-            for job in jobs
-        ]
+        marks = [tree_marks(job, ends[job.shape.depth]) for job in jobs]
         tables: list[FloatArray] = []
         self.args.begin()
         self.args.write(
             [
-                scalars_of(job, tokens, mark.nodes - 1, ends[mark.depth], tables)
+                scalars_of(job, tokens, mark, tables)
                 for job, (tokens, _), mark in zip(jobs, texts, marks, strict=True)
             ],
             [tokens for tokens, _ in texts],
@@ -109,7 +104,7 @@ class BatchDraft:
         for number, (job, (tokens, _), mark) in enumerate(zip(jobs, texts, marks, strict=True)):
             job.cache.text += len(tokens)
             job.unread.clear()
-            tree = DraftedTree(result, number, ends[mark.depth])
+            tree = DraftedTree(result, number, mark.size)
             tree.pruned = PrunedTree(result, number, mark.nodes)
             trees.append(tree)
         return trees
@@ -173,11 +168,16 @@ class BatchDraft:
         self.builder.steps(self._space(MAX_NEW_ROWS)).tree(sizes, *self.columns[sizes])
 
 
+def tree_marks(job: TreeJob, size: int) -> TreeMarks:
+    """The marks of a job's tree, whose drafted nodes are so many."""
+    shape = job.shape
+    return TreeMarks(shape.depth, size, min(shape.nodes + 1, size), 1 << job.source)
+
+
 def scalars_of(
     job: TreeJob,
     tokens: Sequence[int],  # of its new text, the root last
-    nodes: int,  # of its pruned tree, besides the root
-    limit: int,  # nodes of its drafted tree
+    mark: TreeMarks,
     tables: list[FloatArray],  # of all requests; its own is added if it has one
 ) -> list[int]:
     """Scalars of one request, in the order of their indices."""
@@ -191,6 +191,6 @@ def scalars_of(
     new, cache = len(tokens), job.cache
     first_slot = 0  # no pass is prelaunched
     return [
-        new, job.committed, cache.text, cache.index, nodes, new - 1, tokens[-1], first_slot, table,
-        limit,
+        new, job.committed, cache.text, cache.index, mark.nodes - 1, new - 1, tokens[-1],
+        first_slot, table, mark.size,
     ]  # fmt: skip
