@@ -118,7 +118,7 @@ class ResultLayout:
 
 @dataclass(frozen=True, slots=True)
 class TreeMarks:
-    """What the host knows of a request's tree before the device has drafted it."""
+    """Sizes of a request's tree, known before the device has drafted it."""
 
     depth: int  # of its drafted tree
     size: int  # nodes of it, the root included
