@@ -60,12 +60,8 @@ def test_texts_are_those_of_plain_decoding(kind: str, batches: list[int]) -> Non
     _, wanted = texts_of(resolve("plain"), steps)
     assert found == wanted
     assert max(batches) == len(PROMPTS)
-    trees = [
-        step.outcome.grown
-        for steps in stage.steps.values()
-        for step in steps
-        if isinstance(step, Step)
-    ]
+    made = [step for steps in stage.steps.values() for step in steps if isinstance(step, Step)]
+    trees = [step.outcome.grown for step in made]
     assert sum(isinstance(tree, DraftedTree) for tree in trees) == sum(batches)
 
 

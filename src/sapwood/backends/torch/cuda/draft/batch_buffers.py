@@ -1,5 +1,6 @@
 """Arguments and results of a draft for several requests: one transfer to the device, one back."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,6 @@ from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS
 from sapwood.backends.torch.cuda.draft.eagle_layer import CELLS, LevelSizes
 from sapwood.backends.torch.cuda.draft.reference import SCALARS
 from sapwood.core.array_types import FloatArray, IntArray
-from sapwood.core.tree import Tree
 
 Event: Any = torch.cuda.Event  # it has no types
 
@@ -91,7 +91,7 @@ class ResultLayout:
     sizes: LevelSizes
     kept: int  # most rows of a pruned tree, the root included
 
-    @property
+    @cached_property
     def counts(self) -> dict[str, int]:
         """Words of each field."""
         size = self.sizes.size
@@ -117,11 +117,24 @@ class ResultLayout:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class TreeMarks:
+    """Sizes of a request's tree, known before the device has drafted it."""
+
+    depth: int  # of its drafted tree
+    size: int  # nodes of it, the root included
+    nodes: int  # of its pruned tree, the root included
+    mark: int  # bit of its drafter
+
+
 class BatchResult:
     """The words of all trees of one draft, copied to the host when one is first read."""
 
-    def __init__(self, layout: ResultLayout, host: Tensor, arrival: Any) -> None:
+    def __init__(
+        self, layout: ResultLayout, trees: Sequence[TreeMarks], host: Tensor, arrival: Any
+    ) -> None:
         self.layout = layout
+        self.trees = trees
         self._host = host  # [requests, words], which the next draft overwrites
         self._arrival = arrival  # of the words on the host; None on a CPU
         self._words: IntArray | None = None
@@ -134,79 +147,113 @@ class BatchResult:
             self._words = self._host.numpy().copy()
         return self._words
 
-    def drafted(self, number: int, depth: int, mark: int) -> Tree:
-        """The drafted tree of one request, down to this depth; `mark` is its drafter's bit."""
-        sizes, starts, words = self.layout.sizes, self.layout.starts, self.fetch()[number]
-        size = sizes.first(depth + 1)
-        tokens, parents, probs, reach = (
-            words[starts[name] : starts[name] + size]
-            for name in ("grown_tokens", "grown_parents", "grown_probs", "grown_reach")
-        )
-        sources = np.full(size, mark)
-        sources[0] = 0
-        return Tree.from_columns(
-            tokens,
-            parents,
-            sizes.depths[:size],
-            probs.view(np.float64),
-            reach=reach.view(np.float64),
-            ranks=sizes.ranks[:size],
-            sources=sources,
-            expanded=self._expanded(words, depth, size),
-        )
+    def _field(self, name: str) -> IntArray:
+        """One field of all requests, [requests, n]."""
+        start = self.layout.starts[name]
+        return self.fetch()[:, start : start + self.layout.counts[name]]
 
-    def pruned(self, number: int, depth: int, mark: int, nodes: int) -> Tree:
-        """The pruned tree of one request, of so many nodes."""
-        sizes, starts, words = self.layout.sizes, self.layout.starts, self.fetch()[number]
-        kept = words[starts["kept"] : starts["kept"] + nodes]
-        probs, reach = (
-            words[starts[name] + kept].view(np.float64) for name in ("grown_probs", "grown_reach")
-        )
-        sources = np.full(nodes, mark)
-        sources[0] = 0
-        return Tree.from_columns(
-            words[starts["grown_tokens"] + kept],
-            words[starts["parents"] : starts["parents"] + nodes],
-            sizes.depths[kept],
-            probs,
-            reach=reach,
-            ranks=sizes.ranks[kept],
-            sources=sources,
-            expanded=self._expanded(words, depth, sizes.size)[kept],
-            kept=kept,
-        )
+    @cached_property
+    def drafted(self) -> dict[str, Any]:
+        """Columns of all drafted trees, [requests, n]; depths and ranks are [n]."""
+        sizes = self.layout.sizes
+        opened = self._field("opened")
+        before = np.array([sizes.before(tree.depth) for tree in self.trees])
+        # nodes of a request's last level were expanded for others only
+        opened = np.where(np.arange(opened.shape[1]) < before[:, None], opened, 0)
+        expanded = np.zeros((len(opened), sizes.size), bool)
+        expanded[:, 0] = True
+        np.put_along_axis(expanded, opened, True, 1)
+        return {
+            "_tokens": self._field("grown_tokens"),
+            "_parents": self._field("grown_parents"),
+            "_depths": sizes.depths,
+            "_probs": self._field("grown_probs").view(np.float64),
+            "_reach": self._field("grown_reach").view(np.float64),
+            "_ranks": sizes.ranks,
+            "_sources": self._sources(sizes.size),
+            "_sampled": np.zeros(expanded.shape, bool),
+            "_expanded": expanded,
+        }
 
-    def _expanded(self, words: IntArray, depth: int, size: int) -> Any:
-        """True for the nodes that were expanded in a tree of this depth, [size]."""
-        start = self.layout.starts["opened"]
-        expanded = np.zeros(size, bool)
-        expanded[0] = True
-        expanded[words[start : start + self.layout.sizes.before(depth)]] = True
-        return expanded
+    @cached_property
+    def pruned(self) -> dict[str, Any]:
+        """Columns of all pruned trees, [requests, n]."""
+        kept = self._field("kept")
+        whole = self.drafted
+        drafted = {
+            name: np.take_along_axis(whole[f"_{name}"], kept, 1)
+            for name in ("tokens", "probs", "reach", "expanded")
+        }
+        return {
+            "_tokens": drafted["tokens"],
+            "_parents": self._field("parents"),
+            "_depths": whole["_depths"][kept],
+            "_probs": drafted["probs"],
+            "_reach": drafted["reach"],
+            "_ranks": whole["_ranks"][kept],
+            "_sources": self._sources(kept.shape[1]),
+            "_sampled": np.zeros(kept.shape, bool),
+            "_expanded": drafted["expanded"],
+            "kept": kept,
+        }
+
+    @cached_property
+    def drafted_trees(self) -> list[dict[str, Any]]:
+        """Columns of each drafted tree, [n]."""
+        return self._apart(self.drafted, max(tree.size for tree in self.trees))
+
+    @cached_property
+    def pruned_trees(self) -> list[dict[str, Any]]:
+        """Columns of each pruned tree, [n]."""
+        return self._apart(self.pruned, max(tree.nodes for tree in self.trees))
+
+    def _apart(self, columns: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
+        """The first `size` nodes of the columns of each request."""
+        count = len(self.trees)
+        rows = [
+            [column[:size]] * count if column.ndim == 1 else list(column[:, :size])
+            for column in columns.values()
+        ]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*rows, strict=True)]
+
+    def _sources(self, size: int) -> IntArray:
+        """Drafters of all nodes, [requests, size]."""
+        sources = np.repeat(np.array([[tree.mark] for tree in self.trees]), size, 1)
+        sources[:, 0] = 0
+        return sources
 
 
 class DraftedTree(LazyTree):
     """The drafted tree of one request of a batch."""
 
-    one_of: tuple[BatchResult, int, int, int]  # the result, number, depth, mark
-
-    def __init__(self, size: int, *one_of: Any) -> None:
+    def __init__(self, result: BatchResult, number: int, size: int) -> None:
         super().__init__(size)
-        self.one_of = one_of
+        self._result = result
+        self._number = number
 
-    def read(self) -> Tree:
-        """The tree on the host."""
-        result, number, depth, mark = self.one_of
-        return result.drafted(number, depth, mark)
+    def load(self) -> None:
+        """Take the columns from those of all requests."""
+        if "_tokens" not in self.__dict__:
+            self.__dict__["kept"] = None
+            self._take(self._result.drafted_trees)
+
+    def _take(self, trees: Sequence[Mapping[str, Any]]) -> None:
+        size = self._size
+        own = self.__dict__
+        own.update(trees[self._number])
+        if len(own["_tokens"]) > size:  # others have deeper or larger ones
+            own.update({name: own[name][:size] for name in trees[self._number]})
+        own["valued"] = size
+        own["_known"] = False  # chosen children are looked up when a child is first added
 
 
 class PrunedTree(DraftedTree):
     """The pruned tree of one request of a batch."""
 
-    def read(self) -> Tree:
-        """The tree on the host."""
-        result, number, depth, mark = self.one_of
-        return result.pruned(number, depth, mark, len(self))
+    def load(self) -> None:
+        """Take the columns from those of all requests."""
+        if "_tokens" not in self.__dict__:
+            self._take(self._result.pruned_trees)
 
 
 class ResultTransfer:
@@ -221,20 +268,20 @@ class ResultTransfer:
         self.last: BatchResult | None = None
         self._columns: dict[ResultLayout, Tensor] = {}
 
-    def send(self, layout: ResultLayout, requests: int) -> BatchResult:
-        """Start the transfer of the first requests' trees."""
+    def send(self, layout: ResultLayout, trees: Sequence[TreeMarks]) -> BatchResult:
+        """Start the transfer of these trees, of the first requests."""
         if self.last is not None:
             self.last.fetch()  # its words on the host are about to be overwritten
         columns = self._columns.get(layout)
         if columns is None:
             columns = torch.from_numpy(layout.columns).to(self.fields.words.device)
             self._columns[layout] = columns
-        words = self.fields.words[:requests].index_select(1, columns)
+        words = self.fields.words[: len(trees)].index_select(1, columns)
         if len(self.host) < words.numel():
             self.host = torch.zeros(words.numel(), dtype=torch.int64, pin_memory=self.pinned)
         host = self.host[: words.numel()].view(words.shape)
         host.copy_(words, non_blocking=True)
         if self.arrival is not None:
             self.arrival.record()
-        self.last = BatchResult(layout, host, self.arrival)
+        self.last = BatchResult(layout, trees, host, self.arrival)
         return self.last

@@ -5,7 +5,7 @@ nobody reads their trees. A request has the tree that it would have alone, bit f
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from sapwood.backends.torch.cuda.draft.batch_buffers import (
     PrunedTree,
     ResultLayout,
     ResultTransfer,
+    TreeMarks,
 )
 from sapwood.backends.torch.cuda.draft.device_tree import OPENED, ROWS, RoundFields
 from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS, DraftBuffers
@@ -41,6 +42,12 @@ TIMES = 2  # run eagerly, then captured
 def step_up(count: int, steps: Sequence[int]) -> int:
     """The first of these numbers that is not smaller."""
     return next(step for step in steps if step >= count)
+
+
+@cache
+def layout_of(sizes: LevelSizes, kept: int) -> ResultLayout:
+    """The cached layout of results of these sizes."""
+    return ResultLayout(sizes, kept)
 
 
 class BatchDraft:
@@ -71,13 +78,14 @@ class BatchDraft:
         index = FeatureIndex()
         texts = [index.add(job) for job in jobs]
         rows = step_up(max(len(tokens) for tokens, _ in texts), TEXT_ROWS)
-        nodes = [min(job.shape.nodes, sizes.first(job.shape.depth + 1) - 1) for job in jobs]
+        ends = {depth: sizes.first(depth + 1) for depth in {job.shape.depth for job in jobs}}
+        marks = [tree_marks(job, ends[job.shape.depth]) for job in jobs]
         tables: list[FloatArray] = []
         self.args.begin()
         self.args.write(
             [
-                self._scalars(job, len(tokens), tokens[-1], count, tables, sizes)
-                for job, (tokens, _), count in zip(jobs, texts, nodes, strict=True)
+                scalars_of(job, tokens, mark, tables)
+                for job, (tokens, _), mark in zip(jobs, texts, marks, strict=True)
             ],
             [tokens for tokens, _ in texts],
             [places for _, places in texts],
@@ -90,39 +98,16 @@ class BatchDraft:
         end = self.requests * rows
         index.gather(self.args.places[:end], self.hidden_states[:end])
         self.run(sizes, rows)
-        layout = ResultLayout(sizes, step_up(max(nodes) + 1, KEPT))
-        result = self.transfer.send(layout, len(jobs))
+        layout = layout_of(sizes, step_up(max(mark.nodes for mark in marks), KEPT))
+        result = self.transfer.send(layout, marks)
         trees: list[Tree] = []
-        for number, (job, (tokens, _), count) in enumerate(zip(jobs, texts, nodes, strict=True)):
+        for number, (job, (tokens, _), mark) in enumerate(zip(jobs, texts, marks, strict=True)):
             job.cache.text += len(tokens)
             job.unread.clear()
-            one_of = result, number, job.shape.depth, 1 << job.source
-            tree = DraftedTree(sizes.first(job.shape.depth + 1), *one_of)
-            tree.pruned = PrunedTree(count + 1, *one_of)
+            tree = DraftedTree(result, number, mark.size)
+            tree.pruned = PrunedTree(result, number, mark.nodes)
             trees.append(tree)
         return trees
-
-    def _scalars(
-        self,
-        job: TreeJob,
-        new: int,
-        root: int,
-        nodes: int,
-        tables: list[FloatArray],
-        sizes: LevelSizes,
-    ) -> list[int]:
-        """Scalars of one request; its table is added to `tables` if it has one."""
-        lines = job.shape.lines(job.source)
-        table = 0
-        if lines is not None:
-            known = (place for place, other in enumerate(tables, 1) if other is lines)
-            table = next(known, len(tables) + 1)
-            if table > len(tables):
-                tables.append(lines)
-        cache = job.cache
-        limit = sizes.first(job.shape.depth + 1)
-        # in the order of their indices
-        return [new, job.committed, cache.text, cache.index, nodes, new - 1, root, 0, table, limit]
 
     def padding(self) -> list[int]:
         """Scalars of a request that is not there: one row of text in the scratch sequence."""
@@ -181,3 +166,31 @@ class BatchDraft:
                 torch.from_numpy(sizes.ranks).to(device),
             )
         self.builder.steps(self._space(MAX_NEW_ROWS)).tree(sizes, *self.columns[sizes])
+
+
+def tree_marks(job: TreeJob, size: int) -> TreeMarks:
+    """The marks of a job's tree, whose drafted nodes are so many."""
+    shape = job.shape
+    return TreeMarks(shape.depth, size, min(shape.nodes + 1, size), 1 << job.source)
+
+
+def scalars_of(
+    job: TreeJob,
+    tokens: Sequence[int],  # of its new text, the root last
+    mark: TreeMarks,
+    tables: list[FloatArray],  # of all requests; its own is added if it has one
+) -> list[int]:
+    """Scalars of one request, in the order of their indices."""
+    lines = job.shape.lines(job.source)
+    table = 0
+    if lines is not None:
+        known = (place for place, other in enumerate(tables, 1) if other is lines)
+        table = next(known, len(tables) + 1)
+        if table > len(tables):
+            tables.append(lines)
+    new, cache = len(tokens), job.cache
+    first_slot = 0  # no pass is prelaunched
+    return [
+        new, job.committed, cache.text, cache.index, mark.nodes - 1, new - 1, tokens[-1],
+        first_slot, table, mark.size,
+    ]  # fmt: skip

@@ -264,12 +264,7 @@ class LazyTree(Tree):
         return self.__dict__[name]
 
     def load(self) -> None:
-        """Copy all columns to the host."""
-        if "_tokens" not in self.__dict__:
-            self.__dict__.update({**self.read().__dict__, **self.__dict__})
-
-    def read(self) -> Tree:
-        """The tree on the host."""
+        """Set all columns."""
         raise NotImplementedError
 
 
@@ -285,9 +280,10 @@ class DeviceTree(LazyTree):
         # returns the seconds of its draft, once the device has finished it
         self.draft_timer: Callable[[], float] | None = None
 
-    def read(self) -> Tree:
-        """The tree on the host, copied there if it was not."""
-        return self._build(self.round_use.fetch())
+    def load(self) -> None:
+        """Copy all columns to the host."""
+        if "_tokens" not in self.__dict__:
+            self.__dict__.update({**self._build(self.round_use.fetch()).__dict__, **self.__dict__})
 
     @property
     def drafting(self) -> float:
