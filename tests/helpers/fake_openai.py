@@ -95,28 +95,34 @@ def cached(kind: str, context: tuple[int, ...], *options: Any) -> FloatArray:
 asked: Counter[str] = Counter()  # how often each request came
 
 
-def unseeded(prompt: str, options: dict[str, Any]) -> str:
-    """Noise that differs each time the same is asked, and is the same in every run of the tests."""
-    body = json.dumps([prompt, options], sort_keys=True)
-    with lock:
-        asked[body] += 1
-        return f"{asked[body]}/{body}"
-
-
 lock = threading.Lock()
+
+
+def unseeded(body: dict[str, Any]) -> str:
+    """Noise that differs each time the same is asked, and is the same in every run of the tests.
+
+    Drawn once for all choices of a request: when equal requests come at the same time, either may
+    be the first, but together they get the same answers.
+    """
+    text = json.dumps(body, sort_keys=True)
+    with lock:
+        asked[text] += 1
+        return f"{asked[text]}/{text}"
 
 
 class Model:
     """One request: its options, its noise, what it has said."""
 
-    def __init__(self, prompt: str, options: dict[str, Any], fault: str, choice: int) -> None:
+    def __init__(
+        self, prompt: str, options: dict[str, Any], fault: str, noise: str, choice: int
+    ) -> None:
         self.options = options
         self.fault = fault
         seed = options.get("seed")
         if seed is None and fault == "one-seed":
             self.noise = random.Random("always")
         elif seed is None or fault == "seed":
-            self.noise = random.Random(f"{unseeded(prompt, options)}/{choice}")
+            self.noise = random.Random(f"{noise}/{choice}")
         else:
             self.noise = random.Random(f"{seed}/{choice}")
         self.text = encode(prompt)
@@ -254,8 +260,9 @@ def respond(body: dict[str, Any], fault: str, chat: bool) -> dict[str, Any]:
     )
     choices = []
     tokens = 0
+    noise = unseeded(body)
     for index in range(body.get("n") or 1):
-        model = Model(prompt, body, fault, index)
+        model = Model(prompt, body, fault, noise, index)
         text, finish = model.answer()
         tokens += len(model.said)
         found = None if top is None else logs(model, top)
@@ -341,7 +348,6 @@ def serving(
         daemon_threads = True
         request_queue_size = 64
 
-    asked.clear()
     server = Quiet(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
