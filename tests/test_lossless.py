@@ -43,7 +43,7 @@ def test_every_legal_combination_has_the_targets_law(combination: tuple[Draw, st
     assert law_error(recipe, ToyBackend("a")) <= EXACT
 
 
-@pytest.mark.parametrize("salt", "bcde")
+@pytest.mark.parametrize("salt", "bc")
 @pytest.mark.parametrize(
     "combination", [row for row in LEGAL if row[1] in ("chain", "static")], ids=spelled
 )

@@ -80,8 +80,8 @@ def encode(text: str) -> list[int]:
 
 
 SHAPING = ("temperature", "top_k", "top_p", "min_p")
-# options whose effect depends on the whole text
-COUNTING = ("logit_bias", "frequency_penalty", "presence_penalty", "repeat_penalty")
+# options whose effect depends on more of the text, beside `repeat_penalty`
+COUNTING = ("logit_bias", "frequency_penalty", "presence_penalty")
 
 
 def shaped(
@@ -162,8 +162,9 @@ class Model:
         self.text = encode(prompt)
         self.said: list[int] = []
         self.reports: list[Law] = []  # the law reported for each token
+        self.penalty = options.get("repeat_penalty") or 1.0
         self.shape = [options.get(name) or 0 for name in SHAPING]
-        self.counted = any(options.get(name) for name in COUNTING)
+        self.counted = any(options.get(name) for name in COUNTING) or self.penalty != 1.0
 
     def context(self, ahead: Sequence[int]) -> tuple[int, ...]:
         """The last three tokens."""
@@ -179,9 +180,8 @@ class Model:
         if not self.counted:
             return cached(kind, self.context(ahead), faulty, *self.shape)
         logits = np.log(self.raw(ahead, kind).array)
-        penalty = options.get("repeat_penalty") or 1.0
         for token in {*self.text, *self.said, *ahead}:
-            logits[token] *= penalty  # logarithms of probabilities are negative
+            logits[token] *= self.penalty  # logarithms of probabilities are negative
         if faulty != "logit_bias":
             for token, bias in (options.get("logit_bias") or {}).items():
                 logits[int(token) % len(WORDS)] += bias

@@ -35,6 +35,7 @@ from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
 from sapwood.testing import law_error
 from sapwood.verifiers.match import Match
+from tests.helpers.covering import pairwise
 from tests.helpers import tiny_models
 from tests.helpers.draw_kinds import each_draw_kind
 from tests.helpers.driven_request import LAST_NODES, DrivenRequest
@@ -255,9 +256,9 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "sampling", "merged"), pairwise(POLICIES, SAMPLINGS, [False, True])
+)
 def test_the_text_is_plain_decodings(policy: str, merged: bool, sampling: str) -> None:
     target = tiny_models.backend("llama")
     prompt = [5, 6, 7, 5, 6]

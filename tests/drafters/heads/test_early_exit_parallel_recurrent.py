@@ -35,6 +35,7 @@ from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
 from sapwood.testing import law_error
 from sapwood.verifiers.match import Match
+from tests.helpers.covering import pairwise
 from tests.helpers import tiny_models
 from tests.helpers.draw_kinds import each_draw_kind
 from tests.helpers.driven_request import LAST_NODES, DrivenRequest
@@ -238,9 +239,7 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("shape", SHAPES)
-@each_kind
+@pytest.mark.parametrize(("kind", "shape", "sampling"), pairwise(KINDS, SHAPES, SAMPLINGS))
 def test_the_text_is_plain_decodings(kind: str, shape: str, sampling: str) -> None:
     target, prompt, (policy, merged) = tiny_models.backend("llama"), [5, 6, 7, 5, 6], SHAPES[shape]
     drafter = Merge(drafters=[Suffix(), make(kind)]) if merged else make(kind)
