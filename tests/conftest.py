@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a quick run does not need."""
+    """Leave out what a quick run does not need; where processes share the tests, long ones first."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if config.getoption("--quick"):
         chosen = set(quick(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

@@ -11,8 +11,9 @@ from sapwood.engine.outputs import Completion
 from sapwood.recipes import RECIPES, resolve
 from sapwood.recipes.available import can_run
 
-# one worker, one thread: two processes of two threads on two cores only wait for each other
-pytestmark = [pytest.mark.smol, pytest.mark.slow, pytest.mark.xdist_group("smol")]
+# one worker, one thread: two processes of two threads on two cores only wait for each other; the
+# same worker as that of the tests of compiled code, so that nothing is compiled twice
+pytestmark = [pytest.mark.smol, pytest.mark.slow, pytest.mark.xdist_group("int8")]
 
 PROMPTS = [
     "Name three uses of a paperclip.",

@@ -38,8 +38,8 @@ from sapwood.verifiers.mixed import Mixed
 from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
-from tests.helpers.covering import pairwise
 from tests.helpers import tiny_models
+from tests.helpers.covering import pairwise
 from tests.helpers.engine_rounds import rounds_until, tokens_of
 from tests.helpers.reference_heads import states_of
 

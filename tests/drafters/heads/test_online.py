@@ -44,8 +44,8 @@ from sapwood.verifiers.mixed import Mixed
 from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
-from tests.helpers.covering import pairwise
 from tests.helpers import tiny_models
+from tests.helpers.covering import pairwise
 from tests.helpers.eagle_heads import make_head
 from tests.helpers.engine_rounds import make_text, tokens_of
 
