@@ -66,8 +66,8 @@ def test_illegal_combinations_cannot_be_built(draws: Draw) -> None:
     "controller",
     [
         Heuristic(start=1, most=2, nodes=4, width=2),
-        Ema(most=2, nodes=4, width=2),
-        Goodput(nodes=4, depth=2, width=2),
+        Ema(most=2, nodes=3, width=2),
+        Goodput(nodes=3, depth=2, width=2),
     ],
     ids=str,
 )

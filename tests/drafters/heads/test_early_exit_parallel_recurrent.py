@@ -163,12 +163,13 @@ each_sharing = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("end", LAST_NODES)
+SHARING = [*((kind, True) for kind in KINDS), ("early-exit", False), ("early-exit-rows", False)]
+
+
 @pytest.mark.usefixtures("shares")
 @pytest.mark.parametrize(
-    ("kind", "shares"),
-    [*((kind, True) for kind in KINDS), ("early-exit", False), ("early-exit-rows", False)],
+    ("kind", "shares", "end", "seed"),
+    [(*one, *rest) for one, *rest in pairwise(SHARING, LAST_NODES, range(2))],
     indirect=["shares"],
 )
 @torch.inference_mode()
