@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.helpers.selection import quick
+from tests.helpers.selection import NOT_QUICK, quick
 
 # no deadline: a shared machine may stall; the same examples every time: a failure here is a failure
 # anywhere
@@ -28,6 +28,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fewer random examples in a quick run."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A quick run does not even import files that it leaves out."""
+    if not config.getoption("--quick") or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return True if collection_path.relative_to(config.rootpath).as_posix() in NOT_QUICK else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

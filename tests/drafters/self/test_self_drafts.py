@@ -30,6 +30,7 @@ from sapwood.testing import law_error
 from sapwood.verifiers.match import Match
 from tests.helpers import tiny_models
 from tests.helpers.draw_kinds import each_draw_kind
+from tests.helpers.covering import pairwise
 from tests.helpers.engine_rounds import rounds_until, tokens_of
 from tests.helpers.random_trees import random_tree
 from tests.helpers.self_draft_targets import (
@@ -137,9 +138,10 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "sampling"), RUNS)
-@pytest.mark.parametrize("name", DRAFTERS)
-@each_target
+@pytest.mark.parametrize(
+    ("kind", "name", "shape", "sampling"),
+    [(*one, *run) for *one, run in pairwise(["stock", "packed"], DRAFTERS, RUNS)],
+)
 def test_the_text_is_plain_decodings(kind: str, name: str, shape: str, sampling: str) -> None:
     backend, prompt, (policy, merged) = target(kind), TEXT[:9], SHAPES[shape]
     drafter = DRAFTERS[name](Draw.TOPK)
