@@ -13,7 +13,7 @@ def pairwise(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     """
     values = [list(axis) for axis in axes]
     places = list(itertools.product(*(range(len(axis)) for axis in values)))
-    missing = set().union(*(pairs_of(place) for place in places))
+    missing = {pair for place in places for pair in pairs_of(place)}
     chosen = []
     while missing:
         best = max(places, key=lambda place: len(pairs_of(place) & missing))
