@@ -101,7 +101,7 @@ def test_killed_replicas_lose_no_stream(fleet: Served, right: dict[str, str]) ->
 
     async def play() -> list[Seen]:
         killing = asyncio.ensure_future(kill())
-        found = []
+        found: list[Seen] = []
         while not killing.done():
             found += await crowd(fleet.port, WANTED, 10)
         await killing
