@@ -2,13 +2,14 @@
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.helpers.selection import quick
+from tests.helpers.selection import NOT_QUICK, quick
 
 # no deadline: a shared machine may stall; the same examples every time: a failure here is a failure
 # anywhere
@@ -29,8 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("quick")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A quick run does not even import files that it leaves out."""
+    if not config.getoption("--quick") or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return True if collection_path.relative_to(config.rootpath).as_posix() in NOT_QUICK else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a quick run does not need."""
+    """Leave out what a quick run does not need; where processes share the tests, long ones first."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if config.getoption("--quick"):
         chosen = set(quick(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

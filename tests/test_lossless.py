@@ -25,10 +25,20 @@ from sapwood.verifiers.match import Match
 from sapwood.verifiers.mixed import Mixed
 from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
-from tests.helpers.legal_recipes import ILLEGAL, LEGAL, combine
+from tests.helpers.legal_recipes import ILLEGAL, LEGAL, SMALL, combine
 from tests.helpers.part_factory import toy_recipes
 
 EXACT = 1e-12
+
+
+def budget(draws: Draw, policy: str, verifier: str) -> Fixed:
+    """Independent draws come out in most ways: a node less leaves a third of them.
+
+    Rules that keep the text do not look at how a token was drawn; two nodes show that.
+    """
+    if draws is not Draw.IID:
+        return SMALL
+    return Fixed(nodes=2 if verifier in ("match", "naive") else 3, depth=2, width=2)
 
 
 def spelled(combination: tuple[Draw, str, str]) -> str:
@@ -38,12 +48,12 @@ def spelled(combination: tuple[Draw, str, str]) -> str:
 
 @pytest.mark.parametrize("combination", LEGAL, ids=spelled)
 def test_every_legal_combination_has_the_targets_law(combination: tuple[Draw, str, str]) -> None:
-    recipe = combine(*combination)
+    recipe = combine(*combination, budget(*combination))
     assert recipe.guarantee in (Guarantee.TEXT, Guarantee.LAW)
     assert law_error(recipe, ToyBackend("a")) <= EXACT
 
 
-@pytest.mark.parametrize("salt", "bcde")
+@pytest.mark.parametrize("salt", "bc")
 @pytest.mark.parametrize(
     "combination", [row for row in LEGAL if row[1] in ("chain", "static")], ids=spelled
 )
@@ -64,8 +74,8 @@ def test_illegal_combinations_cannot_be_built(draws: Draw) -> None:
     "controller",
     [
         Heuristic(start=1, most=2, nodes=4, width=2),
-        Ema(most=2, nodes=4, width=2),
-        Goodput(nodes=4, depth=2, width=2),
+        Ema(most=2, nodes=3, width=2),
+        Goodput(nodes=3, depth=2, width=2),
     ],
     ids=str,
 )

@@ -3,7 +3,11 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.source_tree import ROOT, parsed
+
+pytestmark = pytest.mark.xdist_group("sources")  # all files are parsed once
 
 SOURCE = ROOT / "src"
 # most lines

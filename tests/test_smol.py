@@ -11,13 +11,15 @@ from sapwood.engine.outputs import Completion
 from sapwood.recipes import RECIPES, resolve
 from sapwood.recipes.available import can_run
 
-# one worker, one thread: two processes of two threads on two cores only wait for each other
-pytestmark = [pytest.mark.smol, pytest.mark.slow, pytest.mark.xdist_group("smol")]
+# one worker, one thread: two processes of two threads on two cores only wait for each other; the
+# same worker as that of the tests of compiled code, so that nothing is compiled twice
+pytestmark = [pytest.mark.smol, pytest.mark.slow, pytest.mark.xdist_group("int8")]
 
 PROMPTS = [
     "Name three uses of a paperclip.",
     "Rename total to amount:\ndef add(total, tax):\n    total = total + tax\n    return total",
 ]
+TOKENS = 16  # some ten rounds
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 TEXT = [name for name in RECIPES if resolve(name).guarantee is Guarantee.TEXT]
 
@@ -36,7 +38,7 @@ def model(dtype: str) -> LLM:
 
 @functools.cache
 def plain(dtype: str, prompt: str, sampled: bool) -> Completion:
-    return model(dtype).generate(prompt, max_tokens=32, **(SAMPLED if sampled else {}))
+    return model(dtype).generate(prompt, max_tokens=TOKENS, **(SAMPLED if sampled else {}))
 
 
 def check(dtype: str, name: str, *, sampled: bool) -> None:
@@ -45,13 +47,14 @@ def check(dtype: str, name: str, *, sampled: bool) -> None:
             f"nothing that {name} needs ships with the model; train it, or use another model"
         )
     llm = model(dtype).with_recipe(name)
-    for prompt in PROMPTS[:1] if sampled else PROMPTS:
-        ours = llm.generate(prompt, max_tokens=32, **(SAMPLED if sampled else {}))
-        assert ours.tokens == plain(dtype, prompt, sampled).tokens, (
-            f"{name} departs from plain decoding on {prompt!r}"
-        )
-        if name != "plain":
-            assert ours.stats.passes <= ours.stats.tokens
+    # prompts take turns; a recipe that is also sampled meets both
+    prompt = PROMPTS[(LOSSLESS.index(name) + sampled) % len(PROMPTS)]
+    ours = llm.generate(prompt, max_tokens=TOKENS, **(SAMPLED if sampled else {}))
+    assert ours.tokens == plain(dtype, prompt, sampled).tokens, (
+        f"{name} departs from plain decoding on {prompt!r}"
+    )
+    if name != "plain":
+        assert ours.stats.passes <= ours.stats.tokens
 
 
 @pytest.mark.parametrize(("dtype", "name"), RUNS)

@@ -21,9 +21,20 @@ SAMPLES = {
 
 
 def exam(url: str, samples: int = 192, **options: Any) -> CertifyContext:
-    # one request at a time: the fake server's noise follows the order in which requests come
-    client = ServerClient(url, workers=1)
+    client = ServerClient(url, workers=1)  # the fake server runs in this process
     return CertifyContext(client, prompts=PROMPTS[:4], samples=samples, longer=24, **options)
+
+
+def test_the_fake_server_answers_the_same_in_any_order_of_requests() -> None:
+    def drawn(workers: int) -> list[str]:
+        with serving() as url:
+            client = ServerClient(url, workers=workers)
+            context = CertifyContext(client, choices=4)
+            return [answer.text for answer in context.draw(client, PROMPTS[0], 96, 8, 1.0)]
+
+    alone, crowded = drawn(1), drawn(8)
+    assert sorted(alone) == sorted(crowded)
+    assert len(set(alone)) > 48
 
 
 def status(report: CertifyReport) -> dict[str, str]:

@@ -34,20 +34,20 @@ def plain_text(sampling: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=lambda number: "-".join(PAIRS[number]))
 def test_text_is_plain_decodings(number: int) -> None:
-    """Every pair on every sampling; kinds of draws take turns, so that each meets each."""
+    """Every pair; samplings and kinds of draws take turns, so that each part meets each of them."""
     policy, controller = PAIRS[number]
-    kinds = itertools.islice(itertools.cycle(Draw), number, None)
-    for sampling, options in enumerate(SAMPLINGS):
-        for seed, draws in zip(range(2), kinds, strict=False):
-            ours = text_of(
-                part("policy", policy),
-                part("verifier", "match"),
-                options,
-                seed,
-                part("controller", controller),
-                draws,
-            )
-            assert ours == plain_text(sampling, seed), (options, seed, draws)
+    first = 2 * number + number // len(plain_names("controller"))
+    for turn in (first, first + 1):
+        sampling, seed, draws = turn % len(SAMPLINGS), turn % 2, list(Draw)[turn % len(Draw)]
+        ours = text_of(
+            part("policy", policy),
+            part("verifier", "match"),
+            SAMPLINGS[sampling],
+            seed,
+            part("controller", controller),
+            draws,
+        )
+        assert ours == plain_text(sampling, seed), (SAMPLINGS[sampling], seed, draws)
 
 
 @pytest.mark.parametrize("verifier", lossless_names())

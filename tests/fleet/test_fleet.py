@@ -1,11 +1,11 @@
 """Real replicas in processes of their own: killed, hung, restarted and drained under load."""
 
 import asyncio
-import contextlib
+import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,29 @@ def until(condition: Any, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+async def metrics(server: Served) -> str:
+    """The page of metrics."""
+    return (await get(server.port, "/metrics"))[1]
+
+
+def value(page: str, name: str) -> float:
+    """A sample of a page of metrics, by its name with labels."""
+    [line] = [line for line in page.splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
+
+
+async def loaded(server: Served, replica: int, killed: Sequence[int]) -> int:
+    """The process of a replica that has requests, once it is none of those that were killed."""
+    async with asyncio.timeout(60.0):
+        while True:
+            page = await metrics(server)
+            pid = pids(server)[replica]
+            under_way = value(page, f'sapwood_front_requests{{replica="{replica}"}}')
+            if pid not in killed and under_way:
+                return pid
+            await asyncio.sleep(0.02)
+
+
 def check(found: list[Seen], right: dict[str, str]) -> None:
     """Every stream is whole, with the right text and one id."""
     for seen in found:
@@ -64,22 +87,30 @@ def check(found: list[Seen], right: dict[str, str]) -> None:
 
 def test_killed_replicas_lose_no_stream(fleet: Served, right: dict[str, str]) -> None:
     until(lambda: fleet.number("sapwood_replica_ready") == 2)
-    wanted = WANTED * 4
+    before = fleet.number("sapwood_replica_restarts_total")
+    killed: list[int] = []
+
+    async def kill() -> None:
+        """Kill three replicas that have requests, and more while no stream was resumed."""
+        for replica in itertools.cycle((0, 1)):
+            pid = await loaded(fleet, replica, killed)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+            if len(killed) >= 3 and value(await metrics(fleet), "sapwood_front_resumed_total"):
+                return
 
     async def play() -> list[Seen]:
-        asked = asyncio.ensure_future(crowd(fleet.port, wanted, 10))
-        for replica in (0, 1, 0):
-            await asyncio.sleep(0.5)
-            while not (page := (await get(fleet.port, "/metrics"))[1]).count("vllm:num_requests_r"):
-                await asyncio.sleep(0.1)
-            assert "sapwood_replica_ready" in page
-            with contextlib.suppress(ProcessLookupError):  # it is being started again
-                os.kill(pids(fleet)[replica], signal.SIGKILL)
-        return await asked
+        killing = asyncio.ensure_future(kill())
+        found: list[Seen] = []
+        while not killing.done():
+            found += await crowd(fleet.port, WANTED, 10)
+        await killing
+        return found
 
     check(asyncio.run(play()), right)
-    assert fleet.number("sapwood_replica_restarts_total") >= 3
-    assert fleet.number("sapwood_front_resumed_total") > 0
+    until(lambda: fleet.number("sapwood_replica_restarts_total") >= before + len(killed))
+    until(lambda: fleet.number("sapwood_replica_ready") == 2)
+    assert not set(killed) & set(pids(fleet).values())
 
 
 def test_replicas_are_restarted_one_after_another(fleet: Served, right: dict[str, str]) -> None:

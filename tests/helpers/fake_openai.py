@@ -10,6 +10,7 @@ import json
 import math
 import random
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,20 @@ FAULTS = {  # name -> the check that must fail
 }
 
 
+class Law:
+    """A distribution of the next token, with what drawing from it needs."""
+
+    def __init__(self, probs: FloatArray) -> None:
+        self.array = probs
+        self.probs: list[float] = probs.tolist()
+        self.sums: list[float] = np.cumsum(probs).tolist()
+        self.last = int(np.flatnonzero(probs)[-1])
+        self.best = int(np.argmax(probs))
+
+    def pick(self, uniform: float) -> int:
+        return min(bisect_left(self.sums, uniform), self.last)
+
+
 @lru_cache(100_000)
 def probs_after(kind: str, context: tuple[int, ...]) -> FloatArray:
     digest = hashlib.sha256(f"{kind}{context}".encode()).digest()
@@ -65,6 +80,8 @@ def encode(text: str) -> list[int]:
 
 
 SHAPING = ("temperature", "top_k", "top_p", "min_p")
+# options whose effect depends on more of the text, beside `repeat_penalty`
+COUNTING = ("logit_bias", "frequency_penalty", "presence_penalty")
 
 
 def shaped(
@@ -88,59 +105,83 @@ def shaped(
 
 
 @lru_cache(100_000)
-def cached(kind: str, context: tuple[int, ...], *options: Any) -> FloatArray:
-    return shaped(np.log(probs_after(kind, context)), *options)
+def raw_law(kind: str, context: tuple[int, ...]) -> Law:
+    return Law(probs_after(kind, context))
+
+
+@lru_cache(100_000)
+def cached(kind: str, context: tuple[int, ...], *options: Any) -> Law:
+    return Law(shaped(np.log(probs_after(kind, context)), *options))
+
+
+@lru_cache(100_000)
+def rest(p: Law, q: Law) -> Law:
+    """What is left of the target's law where a drafted token was refused."""
+    left = np.maximum(p.array - q.array, 0.0)
+    return Law(left / left.sum()) if left.sum() > 1e-12 else p
+
+
+@lru_cache(100_000)
+def top_logprobs(law: Law, top: int) -> dict[str, float]:
+    return {WORDS[token]: math.log(law.probs[token]) for token in np.argsort(-law.array)[:top]}
 
 
 asked: Counter[str] = Counter()  # how often each request came
 
 
-def unseeded(prompt: str, options: dict[str, Any]) -> str:
-    """Noise that differs each time the same is asked, and is the same in every run of the tests."""
-    body = json.dumps([prompt, options], sort_keys=True)
-    with lock:
-        asked[body] += 1
-        return f"{asked[body]}/{body}"
-
-
 lock = threading.Lock()
+
+
+def unseeded(body: dict[str, Any]) -> str:
+    """Noise that differs each time the same is asked, and is the same in every run of the tests.
+
+    Drawn once for all choices of a request: when equal requests come at the same time, either may
+    be the first, but together they get the same answers.
+    """
+    text = json.dumps(body, sort_keys=True)
+    with lock:
+        asked[text] += 1
+        return f"{asked[text]}/{text}"
 
 
 class Model:
     """One request: its options, its noise, what it has said."""
 
-    def __init__(self, prompt: str, options: dict[str, Any], fault: str, choice: int) -> None:
+    def __init__(
+        self, prompt: str, options: dict[str, Any], fault: str, noise: str, choice: int
+    ) -> None:
         self.options = options
         self.fault = fault
         seed = options.get("seed")
         if seed is None and fault == "one-seed":
             self.noise = random.Random("always")
         elif seed is None or fault == "seed":
-            self.noise = random.Random(f"{unseeded(prompt, options)}/{choice}")
+            self.noise = random.Random(f"{noise}/{choice}")
         else:
             self.noise = random.Random(f"{seed}/{choice}")
         self.text = encode(prompt)
         self.said: list[int] = []
-        self.reports: list[FloatArray] = []  # the law reported for each token
+        self.reports: list[Law] = []  # the law reported for each token
+        self.penalty = options.get("repeat_penalty") or 1.0
+        self.shape = [options.get(name) or 0 for name in SHAPING]
+        self.counted = any(options.get(name) for name in COUNTING) or self.penalty != 1.0
 
-    def raw(self, ahead: Sequence[int], kind: str = "target") -> FloatArray:
-        return probs_after(kind, tuple([*self.text, *self.said, *ahead][-3:]))
+    def context(self, ahead: Sequence[int]) -> tuple[int, ...]:
+        """The last three tokens."""
+        return tuple([*self.text[-3:], *self.said[-3:], *ahead][-3:])
 
-    def probs(self, ahead: Sequence[int], kind: str = "target") -> FloatArray:
+    def raw(self, ahead: Sequence[int], kind: str = "target") -> Law:
+        return raw_law(kind, self.context(ahead))
+
+    def probs(self, ahead: Sequence[int], kind: str = "target") -> Law:
         """The law after options, with the fault where it touches drafted tokens."""
         faulty = self.fault if ahead and kind == "target" else ""
         options = self.options
-        raw = self.raw(ahead, kind)
-        if not any(
-            options.get(name)
-            for name in ("logit_bias", "frequency_penalty", "presence_penalty", "repeat_penalty")
-        ):
-            context = tuple([*self.text, *self.said, *ahead][-3:])
-            return cached(kind, context, faulty, *(options.get(name) or 0 for name in SHAPING))
-        logits = np.log(raw)
-        penalty = options.get("repeat_penalty") or 1.0
+        if not self.counted:
+            return cached(kind, self.context(ahead), faulty, *self.shape)
+        logits = np.log(self.raw(ahead, kind).array)
         for token in {*self.text, *self.said, *ahead}:
-            logits[token] *= penalty  # logarithms of probabilities are negative
+            logits[token] *= self.penalty  # logarithms of probabilities are negative
         if faulty != "logit_bias":
             for token, bias in (options.get("logit_bias") or {}).items():
                 logits[int(token) % len(WORDS)] += bias
@@ -148,12 +189,10 @@ class Model:
             logits[token] -= options.get("frequency_penalty") or 0.0
         for token in set(self.said if faulty == "penalties" else [*self.said, *ahead]):
             logits[token] -= options.get("presence_penalty") or 0.0
-        return shaped(logits, faulty, *(options.get(name) or 0 for name in SHAPING))
+        return Law(shaped(logits, faulty, *self.shape))
 
-    def pick(self, probs: FloatArray) -> int:
-        return int(
-            min(np.searchsorted(np.cumsum(probs), self.noise.random()), np.flatnonzero(probs)[-1])
-        )
+    def pick(self, law: Law) -> int:
+        return law.pick(self.noise.random())
 
     # ------------------------------------------------------------------------------- rounds
     def say(self) -> None:
@@ -164,7 +203,7 @@ class Model:
         drafted: list[int] = []
         for _ in range(DRAFT):
             drafted.append(self.pick(self.probs(drafted, "draft")))
-        out: list[tuple[int, FloatArray]] = []
+        out: list[tuple[int, Law]] = []
         for place, token in enumerate(drafted):
             before = drafted[:place]
             report = self.raw(before, "draft" if self.fault == "draft-logprobs" else "target")
@@ -178,30 +217,28 @@ class Model:
             out.append((self.pick(self.probs(drafted)), self.raw(drafted)))
         self.keep(out)
 
-    def judge(
-        self, place: int, token: int, p: FloatArray, q: FloatArray, raw: FloatArray
-    ) -> tuple[bool, int]:
+    def judge(self, place: int, token: int, p: Law, q: Law, raw: Law) -> tuple[bool, int]:
         """Is a drafted token kept, and what comes in its place?"""
-        best = int(np.argmax(p))
+        best = p.best
         if self.fault == "unverified-first" and place == 0:
             return True, token
         if self.options.get("temperature", 1.0) == 0:
             if self.restless():
-                return False, int(np.argsort(p)[-2] if p.max() < 1 else np.argsort(raw)[-2])
-            enough = self.fault == "lenient" and raw[token] >= 0.3 * raw.max()
+                return False, int(np.argsort((p if max(p.probs) < 1 else raw).array)[-2])
+            enough = self.fault == "lenient" and raw.probs[token] >= 0.3 * max(raw.probs)
             return token == best or enough, best
         if self.fault == "argmax":
             return token == best, best
         if self.fault == "accept-if-p>=q":
-            return bool(p[token] >= q[token]), self.pick(rest(p, q))
-        kept = self.noise.random() < min(1.0, p[token] / q[token])
+            return p.probs[token] >= q.probs[token], self.pick(rest(p, q))
+        kept = self.noise.random() < min(1.0, p.probs[token] / q.probs[token])
         return kept, self.pick(p if self.fault == "no-residual" else rest(p, q))
 
     def restless(self) -> bool:
         """True at some tokens of a server that takes another one now and then."""
         return self.fault == "restless" and self.noise.random() < 0.1
 
-    def keep(self, out: list[tuple[int, FloatArray]]) -> None:
+    def keep(self, out: list[tuple[int, Law]]) -> None:
         self.said += [token for token, _ in out]
         self.reports += [report for _, report in out]
 
@@ -226,18 +263,12 @@ class Model:
         return "".join(WORDS[token] for token in self.said)
 
 
-def rest(p: FloatArray, q: FloatArray) -> FloatArray:
-    left = np.maximum(p - q, 0.0)
-    return left / left.sum() if left.sum() > 1e-12 else p
-
-
 def logs(model: Model, top: int) -> list[dict[str, Any]]:
     """Each token with its logprob and the likeliest ones."""
     found = []
-    for token, probs in zip(model.said, model.reports, strict=True):
-        best = np.argsort(-probs)[:top]
-        item = {"token": WORDS[token], "logprob": math.log(probs[token])}
-        tops = {WORDS[other]: math.log(probs[other]) for other in best}
+    for token, law in zip(model.said, model.reports, strict=True):
+        item = {"token": WORDS[token], "logprob": math.log(law.probs[token])}
+        tops = top_logprobs(law, top)
         if model.fault == "logprob-0":
             item = {"token": WORDS[token], "logprob": 0.0}
             tops = {WORDS[token]: 0.0}
@@ -254,8 +285,9 @@ def respond(body: dict[str, Any], fault: str, chat: bool) -> dict[str, Any]:
     )
     choices = []
     tokens = 0
+    noise = unseeded(body)
     for index in range(body.get("n") or 1):
-        model = Model(prompt, body, fault, index)
+        model = Model(prompt, body, fault, noise, index)
         text, finish = model.answer()
         tokens += len(model.said)
         found = None if top is None else logs(model, top)
@@ -341,7 +373,6 @@ def serving(
         daemon_threads = True
         request_queue_size = 64
 
-    asked.clear()
     server = Quiet(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

@@ -53,7 +53,7 @@ NOT_QUICK = {
     "tests/train/test_train_refusals.py": "trains heads",
 }
 
-# test functions that took more than 0.6 seconds in a run of all tests on two cores
+# test functions that take about 0.3 seconds or more with their first parameters
 SLOW_TESTS = frozenset(Path(__file__).with_name("slow_tests.txt").read_text().split())
 
 

@@ -235,7 +235,7 @@ def smol() -> tuple[TorchBackend, Tokenizer]:
 
 @pytest.mark.smol
 @pytest.mark.slow
-@pytest.mark.xdist_group("smol")
+@pytest.mark.xdist_group("int8")
 def test_smollm2_says_the_same_in_a_batch() -> None:
     backend, text = smol()
     asked = (
@@ -250,7 +250,7 @@ def test_smollm2_says_the_same_in_a_batch() -> None:
 
 @pytest.mark.smol
 @pytest.mark.slow
-@pytest.mark.xdist_group("smol")
+@pytest.mark.xdist_group("int8")
 def test_smollm2_asks_itself_sensible_things(tmp_path: Path) -> None:
     backend, text = smol()
     frame = ChatFrame.of(text, "smollm2")

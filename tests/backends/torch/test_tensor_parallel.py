@@ -21,6 +21,7 @@ from sapwood.backends.torch.tensor_parallel import (
     check_divides,
     load_parallel,
 )
+from sapwood.cli.main import main
 from sapwood.core.protocols import PrefillChunk, TreeInput
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import Tree
@@ -39,7 +40,7 @@ from tests.helpers.remote_servers import plain_tokens, rounds_of, tokens_of
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tensor-parallel")]
 
 TREES = "suffix + best(estimator=raw) + match + fixed(nodes=8, depth=4, width=2)"
-PROMPTS = 24
+PROMPTS = 6
 
 
 def silent(message: str) -> None:
@@ -187,29 +188,30 @@ def test_other_uses_are_refused(options: dict[str, object], sentence: str) -> No
         load("no-such-model", progress=silent, **given)  # type: ignore[arg-type]
 
 
-def test_the_command_gives_one_process_s_text(tmp_path: Path) -> None:
+def test_the_command_gives_one_process_s_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_byte_model(tmp_path / "model")
-    environment = {**os.environ, "SAPWOOD_CACHE": str(tmp_path / "cache")}
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
     given = [
-        sys.executable,
-        "-m",
-        "sapwood",
         "run",
         "abcabcabc",
         "--model",
         str(tmp_path / "model"),
     ]
     given += ["--raw", "--max-tokens", "12", "--recipe", "pld", "--json", "--dtype", "float32"]
-    tokens = []
-    for ranks in ("1", "2"):
-        done = subprocess.run(
-            [*given, "--device", "cpu", "--threads", "1", "--tensor-parallel", ranks],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-        )
-        assert done.returncode == 0, done.stderr
-        tokens.append(json.loads(done.stdout.splitlines()[-1])["tokens"])
+    given += ["--device", "cpu", "--threads", "1", "--tensor-parallel"]
+    assert main([*given, "1"]) == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "sapwood", *given, "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    tokens = [
+        json.loads(said.splitlines()[-1])["tokens"]
+        for said in (capsys.readouterr().out, done.stdout)
+    ]
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) == 12

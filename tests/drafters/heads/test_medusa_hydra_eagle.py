@@ -39,6 +39,7 @@ from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
 from tests.helpers import tiny_models
+from tests.helpers.covering import pairwise
 from tests.helpers.engine_rounds import rounds_until, tokens_of
 from tests.helpers.reference_heads import states_of
 
@@ -169,10 +170,9 @@ POLICIES: dict[str, Any] = {
 }
 
 
-@each_kind
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize(
+    ("kind", "policy", "sampling", "merged"), pairwise(KINDS, POLICIES, SAMPLINGS, [False, True])
+)
 def test_the_text_is_plain_decodings(kind: str, policy: str, merged: bool, sampling: str) -> None:
     target = tiny_models.backend("llama")
     prompt = [5, 6, 7, 5, 6]

@@ -45,6 +45,7 @@ from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
 from tests.helpers import tiny_models
+from tests.helpers.covering import pairwise
 from tests.helpers.eagle_heads import make_head
 from tests.helpers.engine_rounds import make_text, tokens_of
 
@@ -102,9 +103,11 @@ SAMPLINGS = {
 
 
 @pytest.mark.usefixtures("always_trusted")
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("policy", [Chain(), Beam(beam=3), Best()], ids=str)
-@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize(
+    ("sampling", "policy", "merged"),
+    pairwise(SAMPLINGS, [Chain(), Beam(beam=3), Best()], [False, True]),
+    ids=str,
+)
 def test_the_text_is_plain_decodings(merged: bool, policy: Any, sampling: str) -> None:
     online = make_online(rate=20.0, memory=4)  # overconfident and forgetful
     engine = make_engine(Merge(drafters=[Suffix(), online]) if merged else online, policy)

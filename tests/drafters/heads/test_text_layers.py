@@ -34,6 +34,7 @@ from sapwood.verifiers.mss import Mss
 from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
 from tests.helpers import tiny_models
+from tests.helpers.covering import pairwise
 from tests.helpers.engine_rounds import make_text, rounds_until, tokens_of
 from tests.helpers.text_heads import DRAFTERS, law_of, make_head
 
@@ -103,10 +104,11 @@ SAMPLINGS = {
 }
 
 
-@each_kind
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("policy", [Chain(), Beam(beam=3)], ids=str)
-@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize(
+    ("kind", "sampling", "policy", "merged"),
+    pairwise(DRAFTERS, SAMPLINGS, [Chain(), Beam(beam=3)], [False, True]),
+    ids=str,
+)
 def test_the_text_is_plain_decodings(kind: str, policy: Any, merged: bool, sampling: str) -> None:
     target = tiny_models.backend("llama")
     prompt = [5, 6, 7, 5, 6]

@@ -349,14 +349,15 @@ def test_recycling_draws_from_its_row(draws: Draw) -> None:
 
 
 TREE = Static(shape=[2, 1])
+PAIR = Static(shape=[2])  # with a third draw two rounds would come out in ten thousand ways
 FIXED = Fixed(nodes=4, depth=2, width=2)
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(Recycling(draws=Draw.SWOR), TREE, Rrs(), FIXED),
-        Recipe(Recycling(draws=Draw.IID), TREE, Mss(), FIXED),
+        Recipe(Recycling(draws=Draw.SWOR), PAIR, Rrs(), FIXED),
+        Recipe(Recycling(draws=Draw.IID), PAIR, Mss(), FIXED),
         Recipe(Merge([Suffix(), Recycling(draws=Draw.SWOR)]), TREE, Mixed(), FIXED),
     ],
     ids=str,

@@ -84,7 +84,7 @@ def running(
     command = [
         sys.executable,
         "-m",
-        "sapwood",
+        "tests.helpers.unmeasured",
         "serve",
         "--model",
         str(path),

@@ -340,10 +340,10 @@ def test_the_shipped_head_grows_the_same_trees() -> None:
     steps, whole = (kind(loaded.model, "smollm2") for kind in (TorchBackend, WholeTreeTarget))
     text = Tokenizer.load(folder)
     recipe = Recipe(Eagle3(), Beam(beam=10), Match(), Fixed(nodes=59, depth=6, width=10))
-    for prompt in ("What is the capital of France?", "Count from one to ten.", "def add(a, b):"):
+    for prompt in ("What is the capital of France?", "def add(a, b):"):
         tokens = text.chat([{"role": "user", "content": prompt}])
         ours, theirs = (
-            first_rounds(target, recipe, tokens, 6, Sampling(max_tokens=99))
+            first_rounds(target, recipe, tokens, 4, Sampling(max_tokens=99))
             for target in (whole, steps)
         )
         assert [outcome.tokens for outcome in ours] == [outcome.tokens for outcome in theirs]
