@@ -50,7 +50,9 @@ from sapwood.trace.read import read
 from sapwood.trace.record import opened, traced
 from sapwood.trace.replay import NOT_RECORDED, TracePlayer
 from sapwood.train import corpus as corpora
+from sapwood.train import ranks
 from sapwood.train.corpus import Corpus
+from sapwood.train.job import RANKED
 from sapwood.train.loop import LoopSettings, TrainingLoop
 from sapwood.train.registry import OBJECTIVES, objective
 from sapwood.train.teacher import Teacher
@@ -239,6 +241,8 @@ def train(
     head, notes = loop.run()
     config = teacher.model.config.get_text_config().to_dict()
     files.save(head, home, {"kind": kind}, facts=TargetInfo.of(config, settings.model))
+    if kind in ranks.KINDS:
+        ranks.save(home, ranks.measure(head, teacher, loop.some(RANKED)))
     return {
         "kind": kind,
         "objective": str(made),
@@ -345,8 +349,9 @@ def install(settings: HeadsSettings, llm: LLM, say: Say) -> None:
         ):
             home = drafter_store.home(kind, info.model, info.weights)
             home.mkdir(parents=True, exist_ok=True)
-            for name in ("config.json", "model.safetensors"):
-                shutil.copyfile(settings.home(kind) / name, home / name)
+            for name in ("config.json", "model.safetensors", ranks.FILE):
+                if (settings.home(kind) / name).is_file():
+                    shutil.copyfile(settings.home(kind) / name, home / name)
             say(f"installed {kind}")
 
 

@@ -40,11 +40,15 @@ HALF = 400  # pixels of half a page
 # drawn of a tree: the likeliest nodes, and all that were accepted
 NODES = 16
 DEPTH = 12
-# opening mark with its names, and old text with the closing mark if there is any
-BLOCK = re.compile(
-    r"(?P<mark><!-- trees: (?P<names>[^\n]*?) -->\n)(?:(?:(?!<!-- trees: ).)*?<!-- /trees -->\n)?",
-    re.DOTALL,
-)
+
+
+def blocks(word: str) -> re.Pattern[str]:
+    """Opening marks of this word with their names, and old text with the closing mark if any."""
+    opening = rf"(?P<mark><!-- {word}: (?P<names>[^\n]*?) -->\n)"
+    return re.compile(rf"{opening}(?:(?:(?!trees: ).)*?<!-- /trees -->\n)?", re.DOTALL)
+
+
+BLOCK = blocks("trees")
 
 
 class Stopping(RequestDecoder):
@@ -142,26 +146,31 @@ def play(engine: Engine, text: Tokenizer) -> Round:
         decoding.close()
 
 
-def wanted(page: str) -> list[str]:
+def wanted(page: str, pattern: re.Pattern[str] = BLOCK) -> list[str]:
     """The recipes that a page names in its marks."""
-    return [name.strip() for match in BLOCK.finditer(page) for name in match["names"].split(",")]
+    return [name.strip() for match in pattern.finditer(page) for name in match["names"].split(",")]
 
 
-def filled(page: str, rounds: Mapping[str, Round], plain: Round, text: Tokenizer) -> str:
+def filled(
+    page: str,
+    rounds: Mapping[str, Round],
+    plain: Round,
+    text: Tokenizer,
+    pattern: re.Pattern[str] = BLOCK,
+    about: str = f"{MODEL}, greedy; `python -m tools.pictures` draws them again.",
+) -> str:
     """A page with the pictures below its marks; writes them too."""
 
     def block(match: re.Match[str]) -> str:
-        mine = {name: rounds[name] for name in wanted(match["mark"]) if name in rounds}
+        mine = {name: rounds[name] for name in wanted(match["mark"], pattern) if name in rounds}
         shown, notes = choose(mine)
         cells = [cell(name, mine[name].drawn(text), mine[name].caption(plain)) for name in shown]
         place = " / ".join(text.show(plain.text).split("\n")[-2:])
-        sentence = (
-            f"One round of each after *{place}*, {MODEL}, greedy; "
-            "`python -m tools.pictures` draws them again."
-        )
-        return f"{match['mark']}{grid(cells)}\n{' '.join([sentence, *notes])}\n<!-- /trees -->\n"
+        sentence = f"One round of each after *{place}*, {about}"
+        words = " ".join([sentence, *notes])
+        return f"{match['mark']}{grid(cells)}\n{words}\n<!-- /trees -->\n"
 
-    return BLOCK.sub(block, page)
+    return pattern.sub(block, page)
 
 
 def choose(rounds: Mapping[str, Round]) -> tuple[list[str], list[str]]:
