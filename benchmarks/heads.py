@@ -17,6 +17,7 @@ part of where recipes find them.
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -75,6 +76,7 @@ PROBE = {"inner": 136, "blocks": 1}
 OUTPUT = "lm_head"  # output matrices of a head's own are not counted for its size
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "processor": time.process_time}
 BETWEEN = 3.0  # seconds between two trainings: a head is built, measured and saved
+WAIT = 1.0  # seconds between two looks at scoring processes
 WARM_UP = 5  # steps of an uncounted training on a GPU, which loads its kernels
 STARTED = time.monotonic()
 
@@ -178,6 +180,9 @@ def answers(settings: HeadsSettings, say: Say) -> Path:
     except Exception as error:  # kernels that do not run here; transformers' code does
         say(f"answers by transformers' code: {brief(error)}")
         record_answers(path, opened_model(settings), settings)
+    gc.collect()  # its memory is for the training
+    if settings.on_gpu:
+        torch.cuda.empty_cache()
     return path
 
 
@@ -349,7 +354,7 @@ def install(settings: HeadsSettings, llm: LLM, say: Say) -> None:
         ):
             home = drafter_store.home(kind, info.model, info.weights)
             home.mkdir(parents=True, exist_ok=True)
-            for name in ("config.json", "model.safetensors", ranks.FILE):
+            for name in ("config.json", "model.safetensors", "ranks.json"):
                 if (settings.home(kind) / name).is_file():
                     shutil.copyfile(settings.home(kind) / name, home / name)
             say(f"installed {kind}")
@@ -422,7 +427,7 @@ def score_together(
     ]
     try:
         while any(one.poll() is None for one in running) and settings.left > 0:
-            time.sleep(1.0)
+            time.sleep(WAIT)
             write()
     finally:
         for one in running:

@@ -107,7 +107,11 @@ def assembled(llm: LLM, asked: Sequence[str]) -> RecipeSet:
 def warm_up(runner: BenchRunner, llm: LLM, count: int, temperatures: Sequence[float]) -> None:
     """Have each recipe decode other prompts, at the lowest and the highest temperature."""
     for prompt in gather(WARM_UP, limit=count) if count else ():
-        turn = ConversationTurn(prompt, 0, prompt.tokens(llm.target.info, llm.text), "")
+        try:
+            turn = ConversationTurn(prompt, 0, prompt.tokens(llm.target.info, llm.text), "")
+        except SapwoodError as error:  # too long for a small model
+            say(str(error))
+            continue
         for heat in sorted({min(temperatures), max(temperatures)}):
             sampling = replace(runner.sampling, temperature=heat)
             for name in list(runner.contenders):

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -159,24 +157,51 @@ def test_the_time_is_shared_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert heads.share_of_time(HeadsSettings(tmp_path, minutes=5.0), 10) == 5.0
 
 
-def test_several_processes_score_as_one_does(
+class Inside:
+    """A scoring process, run in this one; it ends at once, or never."""
+
+    asked: ClassVar[list[list[str]]] = []
+    killed: ClassVar[int] = 0
+
+    def __init__(self, words: list[str]) -> None:
+        settings, _, alone = settings_of(words[2:])
+        self.asked.append(alone)
+        self.code: int | None = None
+        if alone != ["clover"]:
+            heads.score_all(alone, settings, lambda _: None)
+            self.code = 0
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        type(self).killed += 1
+
+    def wait(self) -> None:
+        pass
+
+
+def test_several_processes_score_and_the_limit_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sapwood.engine.cost_profiler.QUICK_S", 0.0)
     small(tmp_path)  # makes the model
     words = f"--work {tmp_path / 'work'} --model {tmp_path / 'model'} --device cpu --dtype float32"
     words += " --threads 1 --kinds medusa,clover --minutes 0.002 --parameters 20000 --texts 600"
-    words += " --vocabulary 200 --suite chat --limit 1 --max-tokens 8 --batch 256"
-    path = tmp_path / "record.json"
-    again = [sys.executable, str(Path(heads.__file__)), *words.split(), "--json", str(path)]
-    subprocess.run([*again, "--workers", "2"], check=True, capture_output=True)
-    together = json.loads(path.read_text())
-    assert [row["kind"] for row in together["rows"]] == ["medusa", "clover"]
-    for kind in ("medusa", "clover"):
-        (tmp_path / "work" / kind / "scores.json").unlink()
+    words += " --vocabulary 200 --suite chat --limit 1 --max-tokens 8 --batch 256 --workers 2"
+    words += " --limit-seconds 100000 --score-seconds 0"
+    monkeypatch.setattr("sys.argv", ["heads.py", *words.split()])
+    monkeypatch.setattr(heads.subprocess, "Popen", Inside)
+    monkeypatch.setattr(heads, "WAIT", 0.0)
     settings, _, _ = settings_of(words.split())
-    alone = compare(settings, lambda _: None)
-    assert alone["rows"] == together["rows"]
+    left = iter([*[90_000.0] * 12, *[0.0] * 99])
+    monkeypatch.setattr(HeadsSettings, "left", property(lambda _: next(left)))
+    record = compare(settings, lambda _: None)
+    assert Inside.asked == [["medusa"], ["clover"]]
+    assert [row["kind"] for row in record["rows"]] == ["medusa"]
+    assert record["missing"] == {"clover": "unfinished"}
+    assert Inside.killed == 1
 
 
 def test_all_kinds_of_heads_are_taken_unless_some_are_named(tmp_path: Path) -> None:
