@@ -412,6 +412,11 @@ def score_all(kinds: Sequence[str], settings: HeadsSettings, say: Say) -> None:
         say(f"scored {kind} in {time.monotonic() - start:.0f} s, {settings.left:.0f} s left")
 
 
+def started(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that runs this script."""
+    return subprocess.Popen([sys.executable, __file__, *words])
+
+
 def score_together(
     kinds: Sequence[str], settings: HeadsSettings, say: Say, write: Callable[[], None]
 ) -> None:
@@ -419,12 +424,7 @@ def score_together(
     count = min(settings.workers, len(kinds))
     shares = [list(kinds[first::count]) for first in range(count)]
     limit = [] if settings.limit_seconds is None else ["--limit-seconds", str(settings.left)]
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, *sys.argv[1:], "--score", ",".join(share), *limit]
-        )
-        for share in shares
-    ]
+    running = [started([*sys.argv[1:], "--score", ",".join(share), *limit]) for share in shares]
     try:
         while any(one.poll() is None for one in running) and settings.left > 0:
             time.sleep(WAIT)

@@ -26,13 +26,17 @@ from sapwood.train import job
 from sapwood.train.job import JobObserver, TrainJob
 
 BLOCK = blocks("head trees")
+PROMPT = "abc"
 STEPS = 60  # of training
+# of kinds that learn from few rows of a text
+MORE_STEPS = dict.fromkeys(("mask-rows", "hidden-transfer", "ppd", "gated-masks", "streams"), 400)
+MORE_STEPS |= {"draft-model": 300, "pard": 300, "ctc": 150, "cerberus": 150}
 TOKENS = 4000  # of the texts to train on
 # of kinds that need sizes that fit a tiny model
 SPELLINGS = {"draft-model": "draft-model(width=32, heads=4, layers=1)"}
 BEFORE = {"pard": "draft-model"}  # a kind that is made from another one's part
 ABOUT = (
-    f"by heads of {STEPS} training steps for a tiny model that goes through the alphabet, greedy; "
+    "by heads trained for seconds, for a tiny model that goes through the alphabet, greedy; "
     "`python -m tools.head_pictures` draws them again."
 )
 
@@ -52,11 +56,11 @@ def main(names: Sequence[str]) -> int:
         teach(model, named, Path(folder) / "texts")
         llm = LLM(str(model), "plain", device="cpu", dtype="float32")
         assert llm.text is not None
-        plain = play(llm.engine, llm.text)
+        plain = play(llm.engine, llm.text, PROMPT)
         rounds: dict[str, Round] = {}
         for name in named:
             try:
-                rounds[name] = play(llm.with_recipe(name).engine, llm.text)
+                rounds[name] = play(llm.with_recipe(name).engine, llm.text, PROMPT)
                 sys.stderr.write(f"{name}: {rounds[name].caption(plain)}\n")
             except SapwoodError as error:
                 sys.stderr.write(f"{name} is left out: {error}\n")
@@ -75,7 +79,7 @@ def teach(model: Path, named: Sequence[str], data: Path) -> None:
         asked = TrainJob(
             (SPELLINGS.get(kind, kind),),
             model=str(model),
-            steps=STEPS,
+            steps=MORE_STEPS.get(kind, STEPS),
             tokens=TOKENS,
             data=data,
             device="cpu",

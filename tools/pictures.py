@@ -130,9 +130,9 @@ def main(names: Sequence[str]) -> int:
     return 0
 
 
-def play(engine: Engine, text: Tokenizer) -> Round:
+def play(engine: Engine, text: Tokenizer, asked: str = PROMPT) -> Round:
     """Decode up to PLACE and one round further."""
-    prompt = read_prompt(PROMPT, engine.target.info, text, raw=False)
+    prompt = read_prompt(asked, engine.target.info, text, raw=False)
     decoding = Stopping(engine, prompt, Sampling(max_tokens=PLACE + BEYOND), KeyedRng(0))
     emitted: list[int] = []
     try:

@@ -164,7 +164,7 @@ class Inside:
     killed: ClassVar[int] = 0
 
     def __init__(self, words: list[str]) -> None:
-        settings, _, alone = settings_of(words[2:])
+        settings, _, alone = settings_of(words)
         self.asked.append(alone)
         self.code: int | None = None
         if alone != ["clover"]:
@@ -192,7 +192,7 @@ def test_several_processes_score_and_the_limit_ends_them(
     words += " --vocabulary 200 --suite chat --limit 1 --max-tokens 8 --batch 256 --workers 2"
     words += " --limit-seconds 100000 --score-seconds 0"
     monkeypatch.setattr("sys.argv", ["heads.py", *words.split()])
-    monkeypatch.setattr(heads.subprocess, "Popen", Inside)
+    monkeypatch.setattr(heads, "started", Inside)
     monkeypatch.setattr(heads, "WAIT", 0.0)
     settings, _, _ = settings_of(words.split())
     left = iter([*[90_000.0] * 12, *[0.0] * 99])

@@ -55,7 +55,7 @@ def test_all_temperatures_are_measured_and_failures_named(
     real = RecipeContender.run
 
     def run(self: RecipeContender, asked: Any, sampling: Sampling) -> list[BenchRun]:
-        if "Recycling" in str(self.engine.recipe) and sampling.temperature:
+        if type(self.engine.recipe.drafter).__name__ == "Recycling" and sampling.temperature:
             raise RuntimeError("only cold")
         return real(self, asked, sampling)
 

@@ -142,10 +142,11 @@ LAWS = [
 
 
 def error_of(kind: str, draws: Draw, policy: Any, verifier: Any, rounds: int) -> float:
-    drafter = DRAFTERS[kind](head=make_head(kind, vocab=3, draft_vocab=2), draws=draws)
+    vocab = 3 if rounds == 1 else 2  # two rounds of three tokens take ten seconds
+    drafter = DRAFTERS[kind](head=make_head(kind, vocab=vocab, draft_vocab=2), draws=draws)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=2, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
-    return float(law_error(recipe, few_tokens(3), sampling, rounds=rounds, horizon=2))
+    return float(law_error(recipe, few_tokens(vocab), sampling, rounds=rounds, horizon=2))
 
 
 @each_kind
