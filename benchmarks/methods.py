@@ -1,9 +1,7 @@
 """Every recipe on the same prompts, on any device, within a time limit: the table of methods.
 
-    python benchmarks/methods.py --recipes all --limit 6 --max-tokens 48 --device cuda
-        --seconds 240 --json benchmarks/results/gpu-methods.json
-    python benchmarks/methods.py --recipes lossless --temperature 0,0.6,1 --device cuda
-        --seconds 240 --json benchmarks/results/gpu-temperature.json
+    python benchmarks/methods.py --recipes all --temperature 0,0.6,1 --limit 6 --max-tokens 48
+        --device cuda --seconds 480 --json benchmarks/results/gpu-methods.json
 
 These are the runs and the record of `sapwood bench`, for a machine on which nobody can look after
 them: a recipe that fails in any way, or takes too long over one prompt, is left out with the reason
@@ -156,7 +154,9 @@ def run(options: argparse.Namespace) -> None:
 
     def keep() -> None:
         if rows := plan.rows(llm, recipes, PeerSet(), runner):
-            write(options.json, plan.record(llm, rows, runner, load))
+            made = plan.record(llm, rows, runner, load)
+            made["suite"]["prompts"] = max(row.prompts for row in rows)  # those of the time
+            write(options.json, made)
 
     def over(share: float) -> bool:
         nonlocal stages

@@ -101,6 +101,7 @@ ABOUT = {
     "cpu-copy-heavy.json": "12 prompts, before there were trained heads",
     "cpu-random-hot.json": "random tokens at temperature 1.5, before there were trained heads",
 }
+GPU_METHODS = "gpu-methods.json"
 MOST = 16  # rows of a table
 HEADS = [
     "recipe",
@@ -447,6 +448,14 @@ def heads_section(record: Record) -> Iterator[str]:
     yield section(TITLES[figures.HEADS], text, figures.head_kinds(), record["command"])
 
 
+def gpu_methods_section(record: Record) -> Iterator[str]:
+    """Every recipe on a GPU: greedy, and the lossless ones by temperature if there are several."""
+    cold = [row for row in record["rows"] if not row["temperature"]]
+    yield bench_section(TITLES[GPU_METHODS], GPU_METHODS, {**record, "rows": cold})
+    if len(cold) < len(record["rows"]):
+        yield from evidence.recipe_temperature_section(record, GPU_METHODS)
+
+
 def training_section(record: Record) -> Iterator[str]:
     """Ways of training a draft model, by benchmarks/distillation.py."""
     text = (
@@ -618,6 +627,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,
     "heads.json": heads_section,
+    GPU_METHODS: gpu_methods_section,
     evidence.GPU_TEMPERATURE: evidence.recipe_temperature_section,
     "distillation.json": training_section,
     "cpu-remote.json": remote_section,

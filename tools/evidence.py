@@ -90,7 +90,7 @@ def recipes_by_temperature(record: Record) -> str:
     """Tokens per pass and speedup of every recipe, a column for each temperature."""
     found: dict[str, dict[float, Record]] = {}
     for row in record["rows"]:
-        if row["category"] == "all" and not row["skipped"]:
+        if row["category"] == "all" and not row["skipped"] and row["departure"] is None:
             found.setdefault(row["recipe"], {})[row["temperature"]] = row
     heats = sorted({heat for rows in found.values() for heat in rows})
     order = sorted(found, key=lambda name: -max(row["speedup"] for row in found[name].values()))
@@ -106,7 +106,7 @@ def pace(row: Record | None) -> str:
     return f"{row['tokens_per_pass']:.2f}; {row['speedup']:.2f} ({interval})"
 
 
-def recipe_temperature_section(record: Record) -> Iterator[str]:
+def recipe_temperature_section(record: Record, name: str = GPU_TEMPERATURE) -> Iterator[str]:
     """Lossless recipes at several temperatures, by benchmarks/methods.py."""
     machine, suite = record["machine"], record["suite"]
     counts = {
@@ -119,10 +119,10 @@ def recipe_temperature_section(record: Record) -> Iterator[str]:
         f"Tokens per pass; times as fast as plain decoding, with the 95 % interval over prompts. "
         f"{asked} of {suite['name']}, up to {suite['max_tokens']} tokens each; "
         f"{record['model']['dtype']}, {machine.get('gpu') or machine['cpu']}, commit "
-        f"{record['commit']}. File: [{GPU_TEMPERATURE}](../{RESULTS}/{GPU_TEMPERATURE})."
+        f"{record['commit']}. File: [{name}](../{RESULTS}/{name})."
     )
     title = "Lossless recipes by temperature on a GPU"
-    command = command_of(record, GPU_TEMPERATURE)
+    command = command_of(record, name)
     shown = recipes_by_temperature(record)
     yield f"## {title}\n\n{text}\n\n{shown}\nMade by:\n\n```\n{command}\n```\n"
 

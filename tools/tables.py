@@ -405,7 +405,9 @@ def numbers(record: dict[str, Any], recipe: str) -> list[str]:
     changed = CHANGED if record.get("commit") == RECORDED else {}
     name = changed.get(recipe, recipe)
     rows = [
-        row for row in record.get("rows", ()) if (row["recipe"], row["category"]) == (name, "all")
+        row
+        for row in record.get("rows", ())
+        if (row["recipe"], row["category"], row.get("temperature", 0)) == (name, "all", 0)
     ]
     if not rows or rows[0]["skipped"] is not None:
         return [""] * len(NUMBERS)
