@@ -90,9 +90,9 @@ def misstated(tree: Any, node: int, probs: Any, *rest: Any) -> None:
             tree.proposals[key] = told
 
 
-def law_off(drafter: Any, policy: Any, verifier: Any, rounds: int) -> float:
-    """Error of the law of a recipe on three tokens, enumerated in double precision."""
-    target = few_tokens(3)
+def law_off(drafter: Any, policy: Any, verifier: Any, rounds: int, vocab: int = 3) -> float:
+    """Error of the law of a recipe on a few tokens, enumerated in double precision."""
+    target = few_tokens(vocab)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=3, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
     return law_error(recipe, target, sampling, rounds=rounds, horizon=2)

@@ -137,7 +137,7 @@ def test_the_text_is_plain_decodings(kind: str, policy: Any, sampling: str) -> N
 
 LAWS: list[tuple[Draw, Any, Any, int]] = [
     (Draw.IID, Chain(), Speculative(), 1),
-    (Draw.SWOR, Static(shape=[2, 1]), Rrs(), 1),
+    (Draw.SWOR, Static(shape=[2]), Rrs(), 1),
 ]
 
 
