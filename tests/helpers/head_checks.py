@@ -95,7 +95,7 @@ def law_off(drafter: Any, policy: Any, verifier: Any, rounds: int, vocab: int = 
     target = few_tokens(vocab)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=3, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
-    return law_error(recipe, target, sampling, rounds=rounds, horizon=2)
+    return law_error(recipe, target, sampling, rounds=rounds, horizon=2, prompt=[1, 0, 1])
 
 
 def bound(drafter: Any) -> Any:

@@ -178,7 +178,8 @@ def error_of(draws: Draw, policy: Any, verifier: Any, rounds: int) -> float:
     drafter = Ctc(head=make_head(vocab, 2), draws=draws)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=2, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
-    return float(law_error(recipe, few_tokens(vocab), sampling, rounds=rounds, horizon=2))
+    asked: dict[str, Any] = {"rounds": rounds, "horizon": 2, "prompt": [1, 0, 1]}
+    return float(law_error(recipe, few_tokens(vocab), sampling, **asked))
 
 
 @pytest.mark.parametrize(
