@@ -261,7 +261,10 @@ def train(
         "tokens": notes.tokens,
         "loss": notes.curve[-1].loss,
         "agreement": notes.curve[-1].agreement,
-        "curve": [[round(point.seconds / 60, 4), point.loss] for point in notes.curve],
+        # minutes, loss, and the share of first choices at the next place
+        "curve": [
+            [round(point.seconds / 60, 4), point.loss, point.agreement[0]] for point in notes.curve
+        ],
     }
 
 

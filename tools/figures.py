@@ -418,7 +418,10 @@ def head_kinds() -> str:
         cells += [f"{row['minutes']:.2f}", f"{row['steps']:,}"]
         cells += [f"{row['tokens_per_pass'][tree]:.2f}" for tree in trees]
         rows.append([f"`{row['kind']}`", *cells])
-    return markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
+    made = markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
+    if not (ROOT / "docs/pictures/head-curves.svg").is_file():
+        return made
+    return f"{made}\n![how the kinds of heads learn](pictures/head-curves.svg)\n"
 
 
 def training_ways() -> str:

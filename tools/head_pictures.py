@@ -29,8 +29,8 @@ BLOCK = blocks("head trees")
 PROMPT = "abc"
 STEPS = 60  # of training
 # of kinds that learn from few rows of a text
-MORE_STEPS = dict.fromkeys(("mask-rows", "hidden-transfer", "ppd", "gated-masks", "streams"), 400)
-MORE_STEPS |= {"draft-model": 300, "pard": 300, "ctc": 150, "cerberus": 150}
+MORE_STEPS = dict.fromkeys(("mask-rows", "hidden-transfer", "streams", "draft-model", "pard"), 150)
+MORE_STEPS |= dict.fromkeys(("ppd", "gated-masks", "ctc", "cerberus"), 90)
 TOKENS = 4000  # of the texts to train on
 # of kinds that need sizes that fit a tiny model
 SPELLINGS = {"draft-model": "draft-model(width=32, heads=4, layers=1)"}
