@@ -149,7 +149,7 @@ def test_a_kind_that_fails_is_named_and_the_others_go_on(
 
 def test_the_time_is_shared_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = HeadsSettings(tmp_path, minutes=5.0, limit_seconds=400.0, score_seconds=100.0)
-    monkeypatch.setattr(heads.time, "monotonic", lambda: heads.STARTED + 60.0)
+    monkeypatch.setattr("benchmarks.heads.time.monotonic", lambda: heads.STARTED + 60.0)
     assert settings.left == 340.0
     assert heads.share_of_time(settings, 10) == pytest.approx((24 - heads.BETWEEN) / 60)
     assert heads.share_of_time(settings, 1) == pytest.approx((240 - heads.BETWEEN) / 60)

@@ -57,7 +57,7 @@ class FalconHead(TiedBase):
         joined = torch.cat((embeds, states), -1)
         # on CUDA autocast runs an LSTM in float16, whatever its own type is
         with torch.autocast(joined.device.type, enabled=False):
-            rows, behind = self.lstm(joined.to(self.lstm.weight_ih_l0.dtype), carry)
+            rows, behind = self.lstm(joined.to(next(self.lstm.parameters()).dtype), carry)
         return rows, behind
 
     def project(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
