@@ -2,6 +2,7 @@
 
 python -m tools.pictures                  draw for all pages under docs/families
 python -m tools.pictures chains trees     draw for these pages
+python -m tools.pictures --new            draw below marks that have no pictures yet
 
 A page names recipes in a mark, `<!-- trees: pld, suffix -->`; the pictures go below it, up to the
 closing mark. One prompt is decoded greedily with each recipe. A round that would go beyond the
@@ -42,10 +43,14 @@ NODES = 16
 DEPTH = 12
 
 
-def blocks(word: str) -> re.Pattern[str]:
-    """Opening marks of this word with their names, and old text with the closing mark if any."""
+def blocks(word: str, *, drawn: bool = True) -> re.Pattern[str]:
+    """Opening marks of this word with their names, and old text with the closing mark if any.
+
+    Without `drawn`, only marks that have no such text yet.
+    """
     opening = rf"(?P<mark><!-- {word}: (?P<names>[^\n]*?) -->\n)"
-    return re.compile(rf"{opening}(?:(?:(?!trees: ).)*?<!-- /trees -->\n)?", re.DOTALL)
+    rest = r"(?:(?!trees: ).)*?<!-- /trees -->\n"
+    return re.compile(rf"{opening}(?:{rest})?" if drawn else rf"{opening}(?!{rest})", re.DOTALL)
 
 
 BLOCK = blocks("trees")
@@ -107,7 +112,9 @@ def trimmed(tree: Tree, verdict: Verdict, most: int = NODES) -> tuple[Tree, Verd
 
 def main(names: Sequence[str]) -> int:
     """Draw the trees of these pages, or of all."""
-    pages = [DOCS / "families" / f"{name}.md" for name in names] or sorted(
+    pattern = blocks("trees", drawn=False) if "--new" in names else BLOCK
+    named = [name for name in names if name != "--new"]
+    pages = [DOCS / "families" / f"{name}.md" for name in named] or sorted(
         (DOCS / "families").glob("*.md")
     )
     (DOCS / "pictures").mkdir(exist_ok=True)
@@ -118,7 +125,7 @@ def main(names: Sequence[str]) -> int:
         plain = play(llm.engine, llm.text)
         rounds: dict[str, Round] = {}
         for page in pages:
-            for recipe in wanted(page.read_text()):
+            for recipe in wanted(page.read_text(), pattern):
                 try:
                     rounds[recipe] = rounds.get(recipe) or play(
                         llm.with_recipe(recipe).engine, llm.text
@@ -126,7 +133,7 @@ def main(names: Sequence[str]) -> int:
                     sys.stderr.write(f"{page.stem}: {recipe}, {rounds[recipe].caption(plain)}\n")
                 except SapwoodError as error:
                     sys.stderr.write(f"{page.stem}: {recipe} is left out: {error}\n")
-            page.write_text(filled(page.read_text(), rounds, plain, llm.text))
+            page.write_text(filled(page.read_text(), rounds, plain, llm.text, pattern))
     return 0
 
 
