@@ -5,8 +5,8 @@
 
 These are the runs and the record of `sapwood bench`, for a machine on which nobody can look after
 them: a recipe that fails in any way, or takes too long over one prompt, is left out with the reason
-and the others go on; every temperature has an equal share of the time; the record is written after
-every temperature, and every run at once into the journal beside it, from which `--resume` goes on.
+and the others go on; every temperature has an equal share of the time; the record is written again
+and again, and every run at once into the journal beside it, from which `--resume` goes on.
 Each recipe decodes a few other prompts first, which captures and compiles what its passes need.
 """
 
@@ -37,6 +37,7 @@ from sapwood.llm import LLM
 STARTED = time.monotonic()
 WARM_UP = "json"  # suite of the prompts that are decoded first
 BINDING = 60.0  # most seconds for preparing a recipe
+SAVING = 20  # the record is written so many times more rarely than writing it takes
 
 
 @dataclass(frozen=True)
@@ -150,18 +151,20 @@ def run(options: argparse.Namespace) -> None:
     warm_up(runner, llm, options.warm, heats)
     begin = time.monotonic()
     end = None if options.seconds is None else STARTED + options.seconds
-    stages = 0
+    due = 0.0  # when the record is written again
 
     def keep() -> None:
+        nonlocal due
+        start = time.monotonic()
         if rows := plan.rows(llm, recipes, PeerSet(), runner):
             made = plan.record(llm, rows, runner, load)
             made["suite"]["prompts"] = max(row.prompts for row in rows)  # those of the time
             write(options.json, made)
+        now = time.monotonic()
+        due = now + SAVING * (now - start)
 
     def over(share: float) -> bool:
-        nonlocal stages
-        if len(runner.stages) > stages:  # a new temperature: those before are complete
-            stages = len(runner.stages)
+        if time.monotonic() > due:
             keep()
         return end is not None and time.monotonic() > begin + share * (end - begin)
 
