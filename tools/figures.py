@@ -47,6 +47,7 @@ GPU = "gpu-h200.json"
 SERVING = "cpu-serving.json"
 GUEST = "guest-vllm.json"
 HEADS = "heads.json"
+NO_RECORD = "The record of this command is not there yet.\n"
 OVER = "against_first"
 RATE = "tokens_per_second"
 COMPILED = "hf static, compiled"  # the fastest configuration of transformers on a GPU
@@ -408,7 +409,7 @@ def predictors() -> str:
 def head_kinds() -> str:
     """Kinds of heads at equal size and equal minutes, by tokens per pass in the largest tree."""
     if not (ROOT / RESULTS / HEADS).is_file():
-        return "The record of this command is not there yet.\n"
+        return NO_RECORD
     record = read(HEADS, ROOT)
     trees = list(record["trees"])
     rows = []
