@@ -404,15 +404,33 @@ def unscored(settings: HeadsSettings) -> list[str]:
     return sorted(found, key=lambda kind: kind not in slow)
 
 
-def score_all(kinds: Sequence[str], settings: HeadsSettings, say: Say) -> None:
-    """Score these kinds, one after the other."""
+def score_all(
+    kinds: Sequence[str], settings: HeadsSettings, say: Say, *, shared: bool = False
+) -> None:
+    """Score these kinds, one after the other; if `shared`, those that no other process takes."""
     llm = opened_model(settings)
     player = TracePlayer(read(settings.work / "answers.jsonl"), llm)
     for kind in kinds:
+        if shared and not claimed(settings, kind):
+            continue
         start = time.monotonic()
         with failures(settings, kind, say):
             store(score_file(settings, kind), scores(kind, llm, player, settings))
         say(f"scored {kind} in {time.monotonic() - start:.0f} s, {settings.left:.0f} s left")
+
+
+def claimed(settings: HeadsSettings, kind: str) -> bool:
+    """Take a kind for this process; False if another one has it."""
+    try:
+        claim_file(settings, kind).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def claim_file(settings: HeadsSettings, kind: str) -> Path:
+    """The file that says that a process scores this kind."""
+    return settings.home(kind) / "claimed"
 
 
 def started(words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -424,10 +442,11 @@ def score_together(
     kinds: Sequence[str], settings: HeadsSettings, say: Say, write: Callable[[], None]
 ) -> None:
     """Score these kinds in several processes; those that the limit cuts off have no scores."""
-    count = min(settings.workers, len(kinds))
-    shares = [list(kinds[first::count]) for first in range(count)]
+    for kind in kinds:
+        claim_file(settings, kind).unlink(missing_ok=True)
     limit = [] if settings.limit_seconds is None else ["--limit-seconds", str(settings.left)]
-    running = [started([*sys.argv[1:], "--score", ",".join(share), *limit]) for share in shares]
+    words = [*sys.argv[1:], "--score", ",".join(kinds), *limit]
+    running = [started(words) for _ in range(min(settings.workers, len(kinds)))]
     try:
         while any(one.poll() is None for one in running) and settings.left > 0:
             time.sleep(WAIT)
@@ -575,7 +594,7 @@ def main() -> int:
     settings, path, alone = settings_of()
     try:
         if alone:
-            score_all(alone, settings, say)
+            score_all(alone, settings, say, shared=True)
         else:
             compare(settings, say, path)
     except SapwoodError as error:

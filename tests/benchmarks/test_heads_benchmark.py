@@ -158,7 +158,7 @@ def test_the_time_is_shared_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Inside:
-    """A scoring process, run in this one; it ends at once, or never."""
+    """A scoring process, run in this one; the first takes a kind and never ends."""
 
     asked: ClassVar[list[list[str]]] = []
     killed: ClassVar[int] = 0
@@ -167,8 +167,10 @@ class Inside:
         settings, _, alone = settings_of(words)
         self.asked.append(alone)
         self.code: int | None = None
-        if alone != ["clover"]:
-            heads.score_all(alone, settings, lambda _: None)
+        if len(self.asked) == 1:
+            assert heads.claimed(settings, alone[0])
+        else:
+            heads.score_all(alone, settings, lambda _: None, shared=True)
             self.code = 0
 
     def poll(self) -> int | None:
@@ -198,9 +200,9 @@ def test_several_processes_score_and_the_limit_ends_them(
     left = iter([*[90_000.0] * 12, *[0.0] * 99])
     monkeypatch.setattr(HeadsSettings, "left", property(lambda _: next(left)))
     record = compare(settings, lambda _: None)
-    assert Inside.asked == [["medusa"], ["clover"]]
-    assert [row["kind"] for row in record["rows"]] == ["medusa"]
-    assert record["missing"] == {"clover": "unfinished"}
+    assert Inside.asked == [["medusa", "clover"]] * 2
+    assert [row["kind"] for row in record["rows"]] == ["clover"]
+    assert record["missing"] == {"medusa": "unfinished"}
     assert Inside.killed == 1
 
 
