@@ -4,30 +4,44 @@
         [--json benchmarks/results/heads.json]
 
 The model writes the texts and answers held-out prompts once; then every kind of the training
-registry is built with about as many weights as the others, trained, and scored: tokens per pass by
-size of tree, by replaying the answers. A kind that was finished before is not trained again, and
-one that was stopped goes on. `--clock processor` gives every head the same processor time instead
-of the same wall time, for machines that others use too.
+registry is built with about as many weights as the others and trained, one after the other. Then
+all are scored: tokens per pass by size of tree, by replaying the answers; `--workers` processes
+share this. A kind that was finished before is not trained again, and one that was stopped goes on;
+a kind that fails is named in the record, and the others go on.
+
+The record is written again after every kind. `--limit-seconds` ends the whole command in time: what
+texts and scores leave of it is divided among the heads, each at most `--minutes`. `--clock
+processor` gives every head the same processor time instead of the same wall time, for machines that
+others use too; a GPU's work is not in it. `--install` puts heads of kinds that the model has no
+part of where recipes find them.
 """
 
 import argparse
+import gc
 import json
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sapwood.backends.torch.load import load
+from sapwood.backends.torch.load import find_device, load
 from sapwood.bench import provenance
 from sapwood.bench.measure import decode
 from sapwood.bench.suites import gather
+from sapwood.common import drafter_store
 from sapwood.core.array_types import IntArray
 from sapwood.core.sampling import Sampling
 from sapwood.engine.outputs import collect
+from sapwood.errors import SapwoodError
 from sapwood.heads import files
 from sapwood.heads.target_info import TargetInfo
 from sapwood.llm import LLM
@@ -37,7 +51,9 @@ from sapwood.trace.read import read
 from sapwood.trace.record import opened, traced
 from sapwood.trace.replay import NOT_RECORDED, TracePlayer
 from sapwood.train import corpus as corpora
+from sapwood.train import ranks
 from sapwood.train.corpus import Corpus
+from sapwood.train.job import RANKED
 from sapwood.train.loop import LoopSettings, TrainingLoop
 from sapwood.train.registry import OBJECTIVES, objective
 from sapwood.train.teacher import Teacher
@@ -59,6 +75,12 @@ SIZED = ("inner", "blocks")  # options that set a head's size, the first that a 
 PROBE = {"inner": 136, "blocks": 1}
 OUTPUT = "lm_head"  # output matrices of a head's own are not counted for its size
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.monotonic, "processor": time.process_time}
+BETWEEN = 3.0  # seconds between two trainings: a head is built, measured and saved
+WAIT = 1.0  # seconds between two looks at scoring processes
+WARM_UP = 5  # steps of an uncounted training on a GPU, which loads its kernels
+STARTED = time.monotonic()
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,7 @@ class HeadsSettings:
     parameters: int = 5_500_000  # of each head, about
     vocabulary: int = 16_384  # tokens the heads can propose
     texts: int = 200_000  # tokens of the training texts
+    texts_seconds: float | None = None  # at most, for making them
     prompts: Path | None = None  # of the training texts
     suite: str = "chat,edit,json"  # held-out prompts
     limit: int = 24
@@ -81,6 +104,25 @@ class HeadsSettings:
     device: str | None = None
     dtype: str | None = None  # of the scores
     threads: int | None = None
+    workers: int = 1  # processes that score
+    limit_seconds: float | None = None  # of the whole command
+    score_seconds: float = 120.0  # of these, kept for the scores
+    install: bool = False  # make the heads those of the model, where it has none
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the model runs on a CUDA device."""
+        return find_device(self.device).type == "cuda"
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit."""
+        spent = time.monotonic() - STARTED
+        return float("inf") if self.limit_seconds is None else self.limit_seconds - spent
+
+    def home(self, kind: str) -> Path:
+        """The folder of a head."""
+        return self.work / kind
 
 
 def kinds_of(settings: HeadsSettings) -> list[str]:
@@ -128,29 +170,49 @@ def parameters(head: torch.nn.Module) -> int:
 
 
 # ------------------------------------------------------------------------------------------ texts
-def answers(settings: HeadsSettings) -> Path:
+def answers(settings: HeadsSettings, say: Say) -> Path:
     """The trace of the model's greedy answers to the held-out prompts; made once."""
     path = settings.work / "answers.jsonl"
     if path.is_file():
         return path
-    llm = opened_model(settings)
+    try:
+        record_answers(path, fast_model(settings), settings)
+    except Exception as error:  # kernels that do not run here; transformers' code does
+        say(f"answers by transformers' code: {brief(error)}")
+        record_answers(path, opened_model(settings), settings)
+    gc.collect()  # its memory is for the training
+    if settings.on_gpu:
+        torch.cuda.empty_cache()
+    return path
+
+
+def record_answers(path: Path, llm: LLM, settings: HeadsSettings) -> None:
+    """Have a model answer the held-out prompts."""
     prompts = [
         prompt.tokens(llm.target.info, llm.text)
         for prompt in gather(settings.suite, (), settings.limit)
     ]
     part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
     options: dict[str, Any] = {"max_tokens": settings.max_tokens}
     with opened(part, llm, "plain", llm.target.info.model, options) as writer:
         for number, prompt in enumerate(prompts):
             collect(traced(llm, list(prompt), writer, f"prompt {number + 1}", **options))
     part.rename(path)
-    return path
+
+
+def fast_model(settings: HeadsSettings) -> LLM:
+    """The model on the fastest network."""
+    options: dict[str, Any] = {"dtype": settings.dtype, "threads": settings.threads}
+    return LLM(settings.model, "plain", device=settings.device, **options)
 
 
 def opened_model(settings: HeadsSettings) -> LLM:
-    """The model as the scores use it."""
-    options: dict[str, Any] = {"dtype": settings.dtype, "threads": settings.threads}
-    return LLM(settings.model, "plain", device=settings.device, **options)
+    """The model as the scores use it: on a GPU transformers' own code, which runs every drafter."""
+    if not settings.on_gpu:
+        return fast_model(settings)
+    backend, folder = load(settings.model, device=settings.device, dtype=settings.dtype, stock=True)
+    return LLM(backend, "plain", text=Tokenizer.load(folder))
 
 
 def texts_of(settings: HeadsSettings, backend: Any, text: Tokenizer) -> Corpus:
@@ -161,26 +223,31 @@ def texts_of(settings: HeadsSettings, backend: Any, text: Tokenizer) -> Corpus:
         settings.work / "texts",
         prompts=settings.prompts,
         tokens=settings.texts,
+        seconds=settings.texts_seconds,
     )
 
 
 # --------------------------------------------------------------------------------------- training
-def train(kind: str, teacher: Teacher, corpus: Corpus, settings: HeadsSettings) -> dict[str, Any]:
+def train(
+    kind: str, teacher: Teacher, corpus: Corpus, settings: HeadsSettings, minutes: float
+) -> dict[str, Any]:
     """Train one kind, or go on with it; write the head and return its row without scores."""
-    home = settings.work / kind
+    home = settings.home(kind)
     home.mkdir(parents=True, exist_ok=True)
     made = sized(kind, teacher, corpus.counts(teacher.vocab), settings)
     loop = TrainingLoop(
         made,
         teacher,
         corpus,
-        LoopSettings(seconds=60 * settings.minutes, tokens=settings.batch),
+        LoopSettings(seconds=60 * minutes, tokens=settings.batch),
         home / "state.safetensors",
         now=CLOCKS[settings.clock],
     )
     head, notes = loop.run()
     config = teacher.model.config.get_text_config().to_dict()
     files.save(head, home, {"kind": kind}, facts=TargetInfo.of(config, settings.model))
+    if kind in ranks.KINDS:
+        ranks.save(home, ranks.measure(head, teacher, loop.some(RANKED)))
     return {
         "kind": kind,
         "objective": str(made),
@@ -194,8 +261,106 @@ def train(kind: str, teacher: Teacher, corpus: Corpus, settings: HeadsSettings) 
         "tokens": notes.tokens,
         "loss": notes.curve[-1].loss,
         "agreement": notes.curve[-1].agreement,
-        "curve": [[round(point.seconds / 60, 4), point.loss] for point in notes.curve],
+        # minutes, loss, and the share of first choices at the next place
+        "curve": [
+            [round(point.seconds / 60, 4), point.loss, point.agreement[0]] for point in notes.curve
+        ],
     }
+
+
+def train_all(settings: HeadsSettings, say: Say, write: Callable[[], None]) -> Corpus:
+    """Train every kind that is not trained yet, as far as the time goes; the texts."""
+    backend, folder = load(
+        settings.model, device=settings.device, threads=settings.threads, stock=True
+    )
+    teacher = Teacher(backend)
+    corpus = texts_of(settings, backend, Tokenizer.load(folder))
+    say(f"{len(corpus)} texts, {corpus.written} answer tokens, {settings.left:.0f} s left")
+    wanted = [kind for kind in kinds_of(settings) if not row_file(settings, kind).is_file()]
+    if wanted and settings.on_gpu:
+        warm_up(wanted[0], teacher, corpus, settings)
+    minutes = share_of_time(settings, len(wanted))
+    for kind in wanted:
+        if settings.left < settings.score_seconds / 2 + 60 * minutes:
+            note_failure(settings, kind, "no time was left")
+            continue
+        say(f"training {kind} for {60 * minutes:.1f} s, {settings.left:.0f} s left")
+        with failures(settings, kind, say):
+            store(row_file(settings, kind), train(kind, teacher, corpus, settings, minutes))
+        write()
+    return corpus
+
+
+def share_of_time(settings: HeadsSettings, kinds: int) -> float:
+    """Minutes for each head: those asked for, or an equal share of what the limit leaves."""
+    if settings.limit_seconds is None or not kinds:
+        return settings.minutes
+    each = (settings.left - settings.score_seconds) / kinds - BETWEEN
+    return min(settings.minutes, max(each, 1.0) / 60)
+
+
+def warm_up(kind: str, teacher: Teacher, corpus: Corpus, settings: HeadsSettings) -> None:
+    """A short training that nothing is kept of: the first head must not wait for kernels."""
+    with tempfile.TemporaryDirectory() as folder, failures(settings, kind, lambda _: None):
+        made = sized(kind, teacher, corpus.counts(teacher.vocab), settings)
+        state = Path(folder) / "state.safetensors"
+        loop = LoopSettings(steps=WARM_UP, tokens=settings.batch)
+        TrainingLoop(made, teacher, corpus, loop, state).run()
+
+
+@contextmanager
+def failures(settings: HeadsSettings, kind: str, say: Say) -> Iterator[None]:
+    """Note the failure of one kind, so that the others go on."""
+    try:
+        yield
+    except Exception as error:
+        say(f"{kind} failed: {brief(error)}")
+        note_failure(settings, kind, brief(error))
+    else:
+        (settings.home(kind) / "failed.txt").unlink(missing_ok=True)
+
+
+def note_failure(settings: HeadsSettings, kind: str, reason: str) -> None:
+    """Keep the reason why a kind has no row."""
+    settings.home(kind).mkdir(parents=True, exist_ok=True)
+    (settings.home(kind) / "failed.txt").write_text(reason, encoding="utf-8")
+
+
+def brief(error: Exception) -> str:
+    """An error as one short line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def row_file(settings: HeadsSettings, kind: str) -> Path:
+    """The file of a trained head's row."""
+    return settings.home(kind) / "row.json"
+
+
+def score_file(settings: HeadsSettings, kind: str) -> Path:
+    """The file of a trained head's scores."""
+    return settings.home(kind) / "scores.json"
+
+
+def store(path: Path, found: Any) -> None:
+    """Write a JSON file atomically."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def install(settings: HeadsSettings, llm: LLM, say: Say) -> None:
+    """Put heads of kinds of which the model has none where recipes find them."""
+    info = llm.target.info
+    for kind in kinds_of(settings):
+        if row_file(settings, kind).is_file() and not drafter_store.has(
+            kind, info.model, info.weights
+        ):
+            home = drafter_store.home(kind, info.model, info.weights)
+            home.mkdir(parents=True, exist_ok=True)
+            for name in ("config.json", "model.safetensors", "ranks.json"):
+                if (settings.home(kind) / name).is_file():
+                    shutil.copyfile(settings.home(kind) / name, home / name)
+            say(f"installed {kind}")
 
 
 # ----------------------------------------------------------------------------------------- scores
@@ -203,7 +368,7 @@ def scores(kind: str, llm: LLM, player: TracePlayer, settings: HeadsSettings) ->
     """Tokens per pass of the target, by tree; a draft that runs the target counts as a pass."""
     found = {}
     for name, rest in TREES.items():
-        spelling = f"{kind}(head='{settings.work / kind}') + {rest}"
+        spelling = f"{kind}(head='{settings.home(kind)}') + {rest}"
         per_round = (
             decoded(spelling, llm, player, settings)
             if kind in NOT_RECORDED
@@ -228,45 +393,135 @@ def decoded(spelling: str, llm: LLM, player: TracePlayer, settings: HeadsSetting
     return sum(len(run.tokens) for run in runs) / sum(run.passes for run in runs)
 
 
+def unscored(settings: HeadsSettings) -> list[str]:
+    """Trained kinds without scores; those whose drafter runs the target come first, as slowest."""
+    slow = {*TWO_PASSES, *NOT_RECORDED}
+    found = [
+        kind
+        for kind in kinds_of(settings)
+        if row_file(settings, kind).is_file() and not score_file(settings, kind).is_file()
+    ]
+    return sorted(found, key=lambda kind: kind not in slow)
+
+
+def score_all(
+    kinds: Sequence[str], settings: HeadsSettings, say: Say, *, shared: bool = False
+) -> None:
+    """Score these kinds, one after the other; if `shared`, those that no other process takes."""
+    llm = opened_model(settings)
+    player = TracePlayer(read(settings.work / "answers.jsonl"), llm)
+    for kind in kinds:
+        if shared and not claimed(settings, kind):
+            continue
+        start = time.monotonic()
+        with failures(settings, kind, say):
+            store(score_file(settings, kind), scores(kind, llm, player, settings))
+        say(f"scored {kind} in {time.monotonic() - start:.0f} s, {settings.left:.0f} s left")
+
+
+def claimed(settings: HeadsSettings, kind: str) -> bool:
+    """Take a kind for this process; False if another one has it."""
+    try:
+        claim_file(settings, kind).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def claim_file(settings: HeadsSettings, kind: str) -> Path:
+    """The file that says that a process scores this kind."""
+    return settings.home(kind) / "claimed"
+
+
+def started(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that runs this script."""
+    return subprocess.Popen([sys.executable, __file__, *words])
+
+
+def score_together(
+    kinds: Sequence[str], settings: HeadsSettings, say: Say, write: Callable[[], None]
+) -> None:
+    """Score these kinds in several processes; those that the limit cuts off have no scores."""
+    for kind in kinds:
+        claim_file(settings, kind).unlink(missing_ok=True)
+    limit = [] if settings.limit_seconds is None else ["--limit-seconds", str(settings.left)]
+    words = [*sys.argv[1:], "--score", ",".join(kinds), *limit]
+    running = [started(words) for _ in range(min(settings.workers, len(kinds)))]
+    try:
+        while any(one.poll() is None for one in running) and settings.left > 0:
+            time.sleep(WAIT)
+            write()
+    finally:
+        for one in running:
+            if one.poll() is None:
+                say("the limit is reached: a scoring process is ended")
+                one.kill()
+            one.wait()
+
+
 # ------------------------------------------------------------------------------------------ record
-def compare(settings: HeadsSettings, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train and score every kind that is not finished; the record of all."""
+def compare(settings: HeadsSettings, say: Say = print, path: Path | None = None) -> dict[str, Any]:
+    """Train and score every kind that is not finished; the record, also written to `path`."""
+    if settings.on_gpu and settings.clock != "wall":
+        raise SapwoodError("a GPU's work is not in the processor's time; use --clock wall")
     busy = provenance.load()
     settings.work.mkdir(parents=True, exist_ok=True)
-    trace = answers(settings)
-    backend, folder = load(
-        settings.model, device=settings.device, threads=settings.threads, stock=True
-    )
-    teacher = Teacher(backend)
-    corpus = texts_of(settings, backend, Tokenizer.load(folder))
+    answers(settings, say)
+    made: dict[str, Any] = {}
     llm = opened_model(settings)
-    player = TracePlayer(read(trace), llm)
+    origin = provenance.origin(llm.target.info, busy)
+
+    def write() -> None:
+        made.clear()
+        made.update(record(settings, origin))
+        if path is not None:
+            store(path, made)
+
+    train_all(settings, say, write)
+    if settings.install:
+        install(settings, llm, say)
+    del llm
+    if kinds := unscored(settings):
+        if settings.workers > 1:
+            score_together(kinds, settings, say, write)
+        else:
+            score_all(kinds, settings, say)
+    write()
+    for row in made["rows"]:
+        say(line(row))
+    return made
+
+
+def record(settings: HeadsSettings, origin: dict[str, Any]) -> dict[str, Any]:
+    """The record of all kinds that are finished so far."""
     rows = []
+    missing: dict[str, str] = {}
     for kind in kinds_of(settings):
-        done = settings.work / kind / "row.json"
-        if not done.is_file():
-            say(f"training {kind}")
-            row = train(kind, teacher, corpus, settings)
-            say(f"scoring {kind}")
-            row["tokens_per_pass"] = scores(kind, llm, player, settings)
-            done.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-        rows.append(json.loads(done.read_text(encoding="utf-8")))
-        say(line(rows[-1]))
+        if row_file(settings, kind).is_file() and score_file(settings, kind).is_file():
+            row = json.loads(row_file(settings, kind).read_text(encoding="utf-8"))
+            found = json.loads(score_file(settings, kind).read_text(encoding="utf-8"))
+            rows.append({**row, "tokens_per_pass": found})
+        else:
+            failed = settings.home(kind) / "failed.txt"
+            missing[kind] = failed.read_text(encoding="utf-8") if failed.is_file() else "unfinished"
+    texts = Corpus.open(settings.work / "texts")
+    asked = read(settings.work / "answers.jsonl").asked
     return {
-        **provenance.origin(llm.target.info, busy),
+        **origin,
         "command": command(settings),
         "clock": settings.clock,
         "settings": {
             name: getattr(settings, name)
             for name in ("minutes", "parameters", "vocabulary", "batch", "limit", "max_tokens")
         },
-        "texts": {"texts": len(corpus), "answer_tokens": corpus.written},
-        "prompts": {"suite": Path(settings.suite).name, "count": len(player.trace.asked)},
+        "texts": {"texts": len(texts), "answer_tokens": texts.written},
+        "prompts": {"suite": Path(settings.suite).name, "count": len(asked)},
         "target_passes_per_round": {
             row["kind"]: 2 if row["kind"] in TWO_PASSES else 1 for row in rows
         },
         "trees": TREES,
         "rows": rows,
+        "missing": missing,
     }
 
 
@@ -276,7 +531,9 @@ def command(settings: HeadsSettings) -> str:
     words += [f"--parameters {settings.parameters}", f"--vocabulary {settings.vocabulary}"]
     words += [f"--texts {settings.texts}", f"--batch {settings.batch}", f"--limit {settings.limit}"]
     words += [f"--max-tokens {settings.max_tokens}", f"--clock {settings.clock}"]
-    words += [f"--dtype {settings.dtype}"] if settings.dtype else []
+    for name in ("dtype", "device", "texts_seconds", "limit_seconds"):
+        value = getattr(settings, name)
+        words += [] if value is None else [f"--{name.replace('_', '-')} {value}"]
     words += [f"--kinds {','.join(settings.kinds)}"] if settings.kinds else []
     words += [f"--prompts {settings.prompts.name}"] if settings.prompts else []
     return " ".join(["python benchmarks/heads.py --work FOLDER", *words])
@@ -290,9 +547,13 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['kind']}: {', '.join(cells)}"
 
 
-def settings_of(arguments: Sequence[str] | None = None) -> tuple[HeadsSettings, Path | None]:
-    """Settings from the command line, and the file of the record."""
-    options = argparse.ArgumentParser(description=__doc__)
+def settings_of(
+    arguments: Sequence[str] | None = None,
+) -> tuple[HeadsSettings, Path | None, list[str]]:
+    """Settings from the command line, the file of the record, and kinds to score alone."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--work", type=Path, required=True)
     options.add_argument("--model", default=HeadsSettings.model)
     options.add_argument("--kinds", default="")
@@ -300,6 +561,7 @@ def settings_of(arguments: Sequence[str] | None = None) -> tuple[HeadsSettings, 
     options.add_argument("--parameters", type=int, default=HeadsSettings.parameters)
     options.add_argument("--vocabulary", type=int, default=HeadsSettings.vocabulary)
     options.add_argument("--texts", type=int, default=HeadsSettings.texts)
+    options.add_argument("--texts-seconds", type=float)
     options.add_argument("--prompts", type=Path)
     options.add_argument("--suite", default=HeadsSettings.suite)
     options.add_argument("--limit", type=int, default=HeadsSettings.limit)
@@ -309,22 +571,37 @@ def settings_of(arguments: Sequence[str] | None = None) -> tuple[HeadsSettings, 
     options.add_argument("--device")
     options.add_argument("--dtype")
     options.add_argument("--threads", type=int)
+    options.add_argument("--workers", type=int, default=HeadsSettings.workers)
+    options.add_argument("--limit-seconds", type=float)
+    options.add_argument("--score-seconds", type=float, default=HeadsSettings.score_seconds)
+    options.add_argument("--install", action="store_true")
     options.add_argument("--json", type=Path)
+    options.add_argument("--score", default="", help=argparse.SUPPRESS)  # of a scoring process
     given = vars(options.parse_args(arguments))
-    record = given.pop("json")
+    path = given.pop("json")
     kinds = tuple(kind for kind in given.pop("kinds").split(",") if kind)
-    return HeadsSettings(kinds=kinds, **given), record
+    alone = [kind for kind in given.pop("score").split(",") if kind]
+    return HeadsSettings(kinds=kinds, **given), path, alone
 
 
-def main() -> None:
-    """Compare, and write the record."""
-    settings, path = settings_of()
-    record = compare(settings)
-    if path is not None:
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
+def say(text: str) -> None:
+    """Print a line at once, with the seconds since the start."""
+    print(f"{time.monotonic() - STARTED:6.1f} s  {text}", flush=True)
+
+
+def main() -> int:
+    """Compare and write the record, or score some kinds; the exit code."""
+    settings, path, alone = settings_of()
+    try:
+        if alone:
+            score_all(alone, settings, say, shared=True)
+        else:
+            compare(settings, say, path)
+    except SapwoodError as error:
+        print(f"heads: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -251,7 +251,9 @@ def ordered(record: PairedRecord) -> Iterator[dict[str, Any]]:
 def run(options: argparse.Namespace) -> None:
     """Measure what is left, and write the record."""
     busy = provenance.load()
-    llm = LLM(options.model, "plain", threads=options.threads)
+    llm = LLM(
+        options.model, "plain", device=options.device, dtype=options.dtype, threads=options.threads
+    )
     every = gather(str(options.suite), turns=1)
     asked = dict(
         [
@@ -302,6 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--places", type=int, default=12, help="tokens of each text")
     parser.add_argument("--draws", type=int, default=8, help="trees drawn at each place")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seconds", type=float, help="stop after this time; run again to go on")
     parser.add_argument("--json", type=Path, required=True)

@@ -62,6 +62,8 @@ TITLES = {
     "gpu-serving.json": "Many requests at a time on a GPU",
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
     "methods.json": "Every recipe",
+    "gpu-methods.json": "Every recipe on a GPU",
+    "gpu-temperature.json": "Lossless recipes by temperature on a GPU",
     "temperature.json": "Acceptance rules by temperature",
     "directions.json": "Adaptive rules on and off",
     "long-context.json": "Long texts",
@@ -83,6 +85,8 @@ ABOUT = {
     "gpu-serving.json": "SmolLM2-135M, float16, requests that share passes, prefill included",
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
+    "gpu-methods.json": "short built-in prompts for each recipe, float16",
+    "gpu-temperature.json": "short built-in prompts at several temperatures, float16",
     "temperature.json": "expected tokens per pass of acceptance rules, exactly",
     "directions.json": "each adaptive rule beside the same recipe without it",
     "long-context.json": "float32, texts of thousands of tokens; tokens per pass",
@@ -97,6 +101,7 @@ ABOUT = {
     "cpu-copy-heavy.json": "12 prompts, before there were trained heads",
     "cpu-random-hot.json": "random tokens at temperature 1.5, before there were trained heads",
 }
+GPU_METHODS = "gpu-methods.json"
 MOST = 16  # rows of a table
 HEADS = [
     "recipe",
@@ -429,14 +434,26 @@ def serving_section(record: Record) -> Iterator[str]:
 
 def heads_section(record: Record) -> Iterator[str]:
     """Kinds of heads at equal size and equal minutes, by benchmarks/heads.py."""
+    machine = record["machine"]
+    spent = [row["minutes"] for row in record["rows"]] or [0.0]
     text = (
-        f"{record['model']['name']}, {record['machine']['cpu']}, commit {figures.state(record)}; "
-        f"{record['settings']['minutes']:g} minutes of {record['clock']} time for each head on "
-        f"{record['texts']['answer_tokens']:,} tokens of the model's own text, scored on "
-        f"{record['prompts']['count']} other prompts. "
+        f"{record['model']['name']}, {machine.get('gpu') or machine['cpu']}, commit "
+        f"{figures.state(record)}; {sum(spent) / len(spent):.2g} minutes of {record['clock']} time "
+        f"for each head on {record['texts']['answer_tokens']:,} tokens of the model's own text, "
+        f"scored on {record['prompts']['count']} other prompts. "
         f"File: [{figures.HEADS}](../{RESULTS}/{figures.HEADS}), with curves of the loss."
     )
+    left = [f"`{kind}` ({reason})" for kind, reason in record.get("missing", {}).items()]
+    text += f" Without a row: {', '.join(left)}." if left else ""
     yield section(TITLES[figures.HEADS], text, figures.head_kinds(), record["command"])
+
+
+def gpu_methods_section(record: Record) -> Iterator[str]:
+    """Every recipe on a GPU: greedy, and the lossless ones by temperature if there are several."""
+    cold = [row for row in record["rows"] if not row["temperature"]]
+    yield bench_section(TITLES[GPU_METHODS], GPU_METHODS, {**record, "rows": cold})
+    if len(cold) < len(record["rows"]):
+        yield from evidence.recipe_temperature_section(record, GPU_METHODS)
 
 
 def training_section(record: Record) -> Iterator[str]:
@@ -610,6 +627,8 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,
     "heads.json": heads_section,
+    GPU_METHODS: gpu_methods_section,
+    evidence.GPU_TEMPERATURE: evidence.recipe_temperature_section,
     "distillation.json": training_section,
     "cpu-remote.json": remote_section,
     "cpu-serving.json": serving_section,

@@ -14,6 +14,7 @@ RESULTS = "benchmarks/results"
 TEMPERATURE = "temperature.json"
 DIRECTIONS = "directions.json"
 LONG = "long-context.json"
+GPU_TEMPERATURE = "gpu-temperature.json"
 TREES = {
     "two": "2 children",
     "four": "4 children",
@@ -83,6 +84,47 @@ def rules_by_temperature() -> str:
                 cells.append([title, draws, f"`{rule}`", *map(span, [*cold, *map(found.get, hot)])])
     heads = [f"T = {value:g}" for value in record["settings"]["temperatures"]]
     return markdown(["tree", "draws", "rule", *heads], cells)
+
+
+def recipes_by_temperature(record: Record) -> str:
+    """Tokens per pass and speedup of every recipe, a column for each temperature."""
+    found: dict[str, dict[float, Record]] = {}
+    for row in record["rows"]:
+        if row["category"] == "all" and not row["skipped"] and row["departure"] is None:
+            found.setdefault(row["recipe"], {})[row["temperature"]] = row
+    heats = sorted({heat for rows in found.values() for heat in rows})
+    order = sorted(found, key=lambda name: -max(row["speedup"] for row in found[name].values()))
+    rows = [[f"`{name}`", *(pace(found[name].get(heat)) for heat in heats)] for name in order]
+    return markdown(["recipe", *(f"T = {heat:g}" for heat in heats)], rows)
+
+
+def pace(row: Record | None) -> str:
+    """Tokens per pass, and the speedup with its interval."""
+    if row is None:
+        return ""
+    interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
+    return f"{row['tokens_per_pass']:.2f}; {row['speedup']:.2f} ({interval})"
+
+
+def recipe_temperature_section(record: Record, name: str = GPU_TEMPERATURE) -> Iterator[str]:
+    """Lossless recipes at several temperatures, by benchmarks/methods.py."""
+    machine, suite = record["machine"], record["suite"]
+    counts = {
+        row["temperature"]: row["prompts"]
+        for row in record["rows"]
+        if (row["recipe"], row["category"]) == ("plain", "all")
+    }
+    asked = ", ".join(f"{count} prompts at {heat:g}" for heat, count in sorted(counts.items()))
+    text = (
+        f"Tokens per pass; times as fast as plain decoding, with the 95 % interval over prompts. "
+        f"{asked} of {suite['name']}, up to {suite['max_tokens']} tokens each; "
+        f"{record['model']['dtype']}, {machine.get('gpu') or machine['cpu']}, commit "
+        f"{record['commit']}. File: [{name}](../{RESULTS}/{name})."
+    )
+    title = "Lossless recipes by temperature on a GPU"
+    command = command_of(record, name)
+    shown = recipes_by_temperature(record)
+    yield f"## {title}\n\n{text}\n\n{shown}\nMade by:\n\n```\n{command}\n```\n"
 
 
 def span(row: Record) -> str:

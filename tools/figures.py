@@ -47,6 +47,7 @@ GPU = "gpu-h200.json"
 SERVING = "cpu-serving.json"
 GUEST = "guest-vllm.json"
 HEADS = "heads.json"
+NO_RECORD = "The record of this command is not there yet.\n"
 OVER = "against_first"
 RATE = "tokens_per_second"
 COMPILED = "hf static, compiled"  # the fastest configuration of transformers on a GPU
@@ -407,16 +408,21 @@ def predictors() -> str:
 
 def head_kinds() -> str:
     """Kinds of heads at equal size and equal minutes, by tokens per pass in the largest tree."""
+    if not (ROOT / RESULTS / HEADS).is_file():
+        return NO_RECORD
     record = read(HEADS, ROOT)
     trees = list(record["trees"])
     rows = []
     for row in sorted(record["rows"], key=lambda row: -row["tokens_per_pass"][trees[-1]]):
         extra = f" + {row['output_parameters'] / 1e6:.1f}" if row["output_parameters"] else ""
         cells = [f"{row['parameters'] / 1e6:.1f}{extra}", f"{row['bytes'] / 1e6:.1f}"]
-        cells += [f"{row['minutes']:.1f}", f"{row['steps']:,}"]
+        cells += [f"{row['minutes']:.2f}", f"{row['steps']:,}"]
         cells += [f"{row['tokens_per_pass'][tree]:.2f}" for tree in trees]
         rows.append([f"`{row['kind']}`", *cells])
-    return markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
+    made = markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
+    if not (ROOT / "docs/pictures/head-curves.svg").is_file():
+        return made
+    return f"{made}\n![how the kinds of heads learn](pictures/head-curves.svg)\n"
 
 
 def training_ways() -> str:
@@ -452,9 +458,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "equal.groups": equal_groups,
     "pair.kinds": pair_kinds,
     "training.ways": training_ways,
+    "heads": head_kinds,
 }
-if (ROOT / RESULTS / HEADS).is_file():  # `python benchmarks/heads.py` writes it
-    TABLES["heads"] = head_kinds
 
 
 # -------------------------------------------------------------------------------- documents

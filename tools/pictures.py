@@ -2,6 +2,7 @@
 
 python -m tools.pictures                  draw for all pages under docs/families
 python -m tools.pictures chains trees     draw for these pages
+python -m tools.pictures --new            draw below marks that have no pictures yet
 
 A page names recipes in a mark, `<!-- trees: pld, suffix -->`; the pictures go below it, up to the
 closing mark. One prompt is decoded greedily with each recipe. A round that would go beyond the
@@ -40,11 +41,19 @@ HALF = 400  # pixels of half a page
 # drawn of a tree: the likeliest nodes, and all that were accepted
 NODES = 16
 DEPTH = 12
-# opening mark with its names, and old text with the closing mark if there is any
-BLOCK = re.compile(
-    r"(?P<mark><!-- trees: (?P<names>[^\n]*?) -->\n)(?:(?:(?!<!-- trees: ).)*?<!-- /trees -->\n)?",
-    re.DOTALL,
-)
+
+
+def blocks(word: str, *, drawn: bool = True) -> re.Pattern[str]:
+    """Opening marks of this word with their names, and old text with the closing mark if any.
+
+    Without `drawn`, only marks that have no such text yet.
+    """
+    opening = rf"(?P<mark><!-- {word}: (?P<names>[^\n]*?) -->\n)"
+    rest = r"(?:(?!trees: ).)*?<!-- /trees -->\n"
+    return re.compile(rf"{opening}(?:{rest})?" if drawn else rf"{opening}(?!{rest})", re.DOTALL)
+
+
+BLOCK = blocks("trees")
 
 
 class Stopping(RequestDecoder):
@@ -103,7 +112,9 @@ def trimmed(tree: Tree, verdict: Verdict, most: int = NODES) -> tuple[Tree, Verd
 
 def main(names: Sequence[str]) -> int:
     """Draw the trees of these pages, or of all."""
-    pages = [DOCS / "families" / f"{name}.md" for name in names] or sorted(
+    pattern = blocks("trees", drawn=False) if "--new" in names else BLOCK
+    named = [name for name in names if name != "--new"]
+    pages = [DOCS / "families" / f"{name}.md" for name in named] or sorted(
         (DOCS / "families").glob("*.md")
     )
     (DOCS / "pictures").mkdir(exist_ok=True)
@@ -114,7 +125,7 @@ def main(names: Sequence[str]) -> int:
         plain = play(llm.engine, llm.text)
         rounds: dict[str, Round] = {}
         for page in pages:
-            for recipe in wanted(page.read_text()):
+            for recipe in wanted(page.read_text(), pattern):
                 try:
                     rounds[recipe] = rounds.get(recipe) or play(
                         llm.with_recipe(recipe).engine, llm.text
@@ -122,13 +133,13 @@ def main(names: Sequence[str]) -> int:
                     sys.stderr.write(f"{page.stem}: {recipe}, {rounds[recipe].caption(plain)}\n")
                 except SapwoodError as error:
                     sys.stderr.write(f"{page.stem}: {recipe} is left out: {error}\n")
-            page.write_text(filled(page.read_text(), rounds, plain, llm.text))
+            page.write_text(filled(page.read_text(), rounds, plain, llm.text, pattern))
     return 0
 
 
-def play(engine: Engine, text: Tokenizer) -> Round:
+def play(engine: Engine, text: Tokenizer, asked: str = PROMPT) -> Round:
     """Decode up to PLACE and one round further."""
-    prompt = read_prompt(PROMPT, engine.target.info, text, raw=False)
+    prompt = read_prompt(asked, engine.target.info, text, raw=False)
     decoding = Stopping(engine, prompt, Sampling(max_tokens=PLACE + BEYOND), KeyedRng(0))
     emitted: list[int] = []
     try:
@@ -142,26 +153,31 @@ def play(engine: Engine, text: Tokenizer) -> Round:
         decoding.close()
 
 
-def wanted(page: str) -> list[str]:
+def wanted(page: str, pattern: re.Pattern[str] = BLOCK) -> list[str]:
     """The recipes that a page names in its marks."""
-    return [name.strip() for match in BLOCK.finditer(page) for name in match["names"].split(",")]
+    return [name.strip() for match in pattern.finditer(page) for name in match["names"].split(",")]
 
 
-def filled(page: str, rounds: Mapping[str, Round], plain: Round, text: Tokenizer) -> str:
+def filled(
+    page: str,
+    rounds: Mapping[str, Round],
+    plain: Round,
+    text: Tokenizer,
+    pattern: re.Pattern[str] = BLOCK,
+    about: str = f"{MODEL}, greedy; `python -m tools.pictures` draws them again.",
+) -> str:
     """A page with the pictures below its marks; writes them too."""
 
     def block(match: re.Match[str]) -> str:
-        mine = {name: rounds[name] for name in wanted(match["mark"]) if name in rounds}
+        mine = {name: rounds[name] for name in wanted(match["mark"], pattern) if name in rounds}
         shown, notes = choose(mine)
         cells = [cell(name, mine[name].drawn(text), mine[name].caption(plain)) for name in shown]
         place = " / ".join(text.show(plain.text).split("\n")[-2:])
-        sentence = (
-            f"One round of each after *{place}*, {MODEL}, greedy; "
-            "`python -m tools.pictures` draws them again."
-        )
-        return f"{match['mark']}{grid(cells)}\n{' '.join([sentence, *notes])}\n<!-- /trees -->\n"
+        sentence = f"One round of each after *{place}*, {about}"
+        words = " ".join([sentence, *notes])
+        return f"{match['mark']}{grid(cells)}\n{words}\n<!-- /trees -->\n"
 
-    return BLOCK.sub(block, page)
+    return pattern.sub(block, page)
 
 
 def choose(rounds: Mapping[str, Round]) -> tuple[list[str], list[str]]:

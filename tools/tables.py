@@ -39,6 +39,7 @@ from sapwood.recipe import parse
 ROOT = Path(__file__).parents[1]
 METHODS = "docs/methods.md"
 RESULTS = "benchmarks/results/methods.json"  # the numbers of recipes
+GPU_RESULTS = "benchmarks/results/gpu-methods.json"  # the same on a GPU
 # pages of families, and families of another name
 PAGES = "docs/families"
 RENAMED = {"selves": "self-drafting", "multi_token": "multi-token"}
@@ -125,6 +126,7 @@ COMMAND = (
     "sapwood bench --recipes all --limit 6 --max-tokens 48 --json benchmarks/results/methods.json"
 )
 NUMBERS = ("tokens / pass", "nodes / pass", "speedup", "same text")
+GPU_NUMBERS = ("GPU: tokens / pass", "GPU: speedup")
 # recipes that changed after the record of this commit: the name of the same rule there, if any
 RECORDED = "9474d79bcc8a"
 CHANGED: dict[str, str | None] = {
@@ -202,15 +204,18 @@ def page() -> str:
     """The whole of docs/methods.md."""
     shipped = ", ".join(folder.name for folder in sorted((SHIPPED / BUILT_IN).iterdir()))
     record = read(ROOT / RESULTS)
+    on_gpu = read(ROOT / GPU_RESULTS)
     sections = [PREFACE, pages(), "## Recipes\n", FIDELITY]
     sections += [NEEDS.format(model=BUILT_IN, shipped=shipped), LEGEND, source(record)]
+    sections += [f"Those of a GPU: {source(on_gpu)}"] if on_gpu else []
     rows = {row["name"]: row for row in recipes()}
     for title, text, names in families():
-        heads = ["name", "system", "paper", "guarantee", "fidelity", "needs", *NUMBERS, "recipe"]
+        heads = ["name", "system", "paper", "guarantee", "fidelity", "needs", *NUMBERS]
+        heads += [*(GPU_NUMBERS if on_gpu else ()), "recipe"]
         sections += [
             f"### {title}\n",
             f"{text}\n",
-            table(heads, [recipe_row(rows[name], record) for name in names]),
+            table(heads, [recipe_row(rows[name], record, on_gpu) for name in names]),
         ]
     built_in = [row for row in parts() if f"{row['family']}.{row['name']}" in registry.TABLE]
     for family, (title, verb, declared) in TITLES.items():
@@ -345,7 +350,9 @@ def recipe_table(keys: tuple[str, ...]) -> str:
     return table(list(keys), [[shape.get(key, str)(row[key]) for key in keys] for row in recipes()])
 
 
-def recipe_row(row: dict[str, Any], record: dict[str, Any]) -> list[str]:
+def recipe_row(
+    row: dict[str, Any], record: dict[str, Any], on_gpu: dict[str, Any] | None = None
+) -> list[str]:
     """One recipe as a row of its family's table."""
     made = parse(row["recipe"])
     needs = [row["training"]] if row["training"] != "none" else []
@@ -359,7 +366,8 @@ def recipe_row(row: dict[str, Any], record: dict[str, Any]) -> list[str]:
         ": ".join(filter(None, (row["fidelity"], row["note"]))),
         ", ".join(needs),
     ]
-    return [*cells, *numbers(record, row["name"]), code(row["recipe"])]
+    other = numbers(on_gpu, row["name"])[::2] if on_gpu else []
+    return [*cells, *numbers(record, row["name"]), *other, code(row["recipe"])]
 
 
 def file_of(made: type) -> Path:
@@ -397,7 +405,9 @@ def numbers(record: dict[str, Any], recipe: str) -> list[str]:
     changed = CHANGED if record.get("commit") == RECORDED else {}
     name = changed.get(recipe, recipe)
     rows = [
-        row for row in record.get("rows", ()) if (row["recipe"], row["category"]) == (name, "all")
+        row
+        for row in record.get("rows", ())
+        if (row["recipe"], row["category"], row.get("temperature", 0)) == (name, "all", 0)
     ]
     if not rows or rows[0]["skipped"] is not None:
         return [""] * len(NUMBERS)

@@ -167,15 +167,20 @@ def test_the_commit_is_that_of_our_own_checkout(
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     assert commit() is None  # no checkout
+    monkeypatch.setenv("SAPWOOD_COMMIT", "123456789abc")
+    assert commit() == "123456789abc"  # a copy without its repository
     git("init", "-q")
     (tmp_path / "other").write_text("")
     git("add", "other")
     git("commit", "-qm", "one")
+    monkeypatch.delenv("SAPWOOD_COMMIT")
     assert commit() is None  # a checkout of something else around an installed package
     git("add", "package")
     git("commit", "-qm", "two")
+    monkeypatch.setenv("SAPWOOD_COMMIT", "123456789abc")  # its own repository knows better
     clean = commit()
     assert clean is not None
+    assert clean != "123456789abc"
     assert len(clean) == 12
     (tmp_path / "package" / "__init__.py").write_text("changed")
     assert commit() == f"{clean}-dirty"

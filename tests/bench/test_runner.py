@@ -115,6 +115,23 @@ def test_all_are_warmed_up_and_then_take_turns() -> None:
     assert bench.gauges.watched == 15
 
 
+def test_each_setting_ends_when_its_share_of_the_time_is_over() -> None:
+    bench = Bench()
+    runner = bench.runner(bench.fake("plain"), bench.fake("a"))
+    asked: list[float] = []
+
+    def over(share: float) -> bool:
+        asked.append(share)
+        return len(asked) > 1
+
+    runner.over = over
+    points = [SweepPoint(), SweepPoint(temperature=1.0)]
+    runner.run({point: talks("p", "q", "r") for point in points}, WARM)
+    # the first prompt of a setting always runs
+    assert [[turn.name for turn in stage.asked] for stage in runner.stages] == [["p", "q"], ["p"]]
+    assert asked == [0.5, 0.5, 1.0]
+
+
 def test_warm_ups_are_no_longer_than_runs() -> None:
     bench = Bench()
     bench.runner(bench.fake("plain"), most=3).run({SweepPoint(): talks("p")}, WARM)

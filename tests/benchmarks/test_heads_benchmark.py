@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from benchmarks.heads import (
 )
 
 from benchmarks import heads
+from sapwood.common import drafter_store
 from sapwood.heads import files
 from sapwood.train.loop import LoopSettings
 from sapwood.train.registry import OBJECTIVES
@@ -109,16 +110,107 @@ def test_every_kind_is_trained_and_scored_once(
     assert str(tmp_path) not in record["command"].replace(settings.model, "MODEL")
     # again: nothing is trained, and one more kind alone is
     said.clear()
-    more = compare(small(tmp_path, kinds=("medusa", "clover")), said.append)
-    assert [text for text in said if text.startswith("training")] == ["training clover"]
+    more = compare(small(tmp_path, kinds=("medusa", "clover"), install=True), said.append)
+    assert [text.split()[1] for text in said if text.startswith("training")] == ["clover"]
     assert more["rows"][0] == record["rows"][0]
+    # both are the model's own parts now
+    assert [text for text in said if text.startswith("installed")] == [
+        "installed medusa",
+        "installed clover",
+    ]
+    assert drafter_store.has("clover", settings.model)
+
+
+def test_a_kind_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sapwood.engine.cost_profiler.QUICK_S", 0.0)
+    real = heads.sized
+
+    def broken(kind: str, *rest: Any) -> Any:
+        if kind == "hydra":
+            raise RuntimeError("no such kernel")
+        return real(kind, *rest)
+
+    monkeypatch.setattr(heads, "sized", broken)
+    path = tmp_path / "record.json"
+    settings = small(tmp_path, kinds=("hydra", "medusa"), minutes=0.002, limit=1)
+    record = compare(settings, lambda _: None, path)
+    assert [row["kind"] for row in record["rows"]] == ["medusa"]
+    assert record["missing"] == {"hydra": "RuntimeError: no such kernel"}
+    assert json.loads(path.read_text()) == record
+    # mended, it is trained and scored, and no longer missing
+    monkeypatch.setattr(heads, "sized", real)
+    record = compare(settings, lambda _: None)
+    assert [row["kind"] for row in record["rows"]] == ["hydra", "medusa"]
+    assert not record["missing"]
+
+
+def test_the_time_is_shared_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = HeadsSettings(tmp_path, minutes=5.0, limit_seconds=400.0, score_seconds=100.0)
+    monkeypatch.setattr("benchmarks.heads.time.monotonic", lambda: heads.STARTED + 60.0)
+    assert settings.left == 340.0
+    assert heads.share_of_time(settings, 10) == pytest.approx((24 - heads.BETWEEN) / 60)
+    assert heads.share_of_time(settings, 1) == pytest.approx((240 - heads.BETWEEN) / 60)
+    assert heads.share_of_time(dataclasses.replace(settings, minutes=0.1), 10) == 0.1
+    assert heads.share_of_time(HeadsSettings(tmp_path, minutes=5.0), 10) == 5.0
+
+
+class Inside:
+    """A scoring process, run in this one; the first takes a kind and never ends."""
+
+    asked: ClassVar[list[list[str]]] = []
+    killed: ClassVar[int] = 0
+
+    def __init__(self, words: list[str]) -> None:
+        settings, _, alone = settings_of(words)
+        self.asked.append(alone)
+        self.code: int | None = None
+        if len(self.asked) == 1:
+            assert heads.claimed(settings, alone[0])
+        else:
+            heads.score_all(alone, settings, lambda _: None, shared=True)
+            self.code = 0
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        type(self).killed += 1
+
+    def wait(self) -> None:
+        pass
+
+
+def test_several_processes_score_and_the_limit_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sapwood.engine.cost_profiler.QUICK_S", 0.0)
+    small(tmp_path)  # makes the model
+    words = f"--work {tmp_path / 'work'} --model {tmp_path / 'model'} --device cpu --dtype float32"
+    words += " --threads 1 --kinds medusa,clover --minutes 0.002 --parameters 20000 --texts 600"
+    words += " --vocabulary 200 --suite chat --limit 1 --max-tokens 8 --batch 256 --workers 2"
+    words += " --limit-seconds 100000 --score-seconds 0"
+    monkeypatch.setattr("sys.argv", ["heads.py", *words.split()])
+    monkeypatch.setattr(heads, "started", Inside)
+    monkeypatch.setattr(heads, "WAIT", 0.0)
+    settings, _, _ = settings_of(words.split())
+    left = iter([*[90_000.0] * 12, *[0.0] * 99])
+    monkeypatch.setattr(HeadsSettings, "left", property(lambda _: next(left)))
+    record = compare(settings, lambda _: None)
+    assert Inside.asked == [["medusa", "clover"]] * 2
+    assert [row["kind"] for row in record["rows"]] == ["clover"]
+    assert record["missing"] == {"medusa": "unfinished"}
+    assert Inside.killed == 1
 
 
 def test_all_kinds_of_heads_are_taken_unless_some_are_named(tmp_path: Path) -> None:
-    settings, path = settings_of(["--work", str(tmp_path)])
+    settings, path, _ = settings_of(["--work", str(tmp_path)])
     assert kinds_of(settings) == [kind for kind in OBJECTIVES if kind not in NO_HEADS]
     assert path is None
-    settings, path = settings_of(
+    settings, path, _ = settings_of(
         ["--work", str(tmp_path), "--kinds", "ctc,eagle", "--json", "x.json", "--minutes", "0.3"]
     )
     assert kinds_of(settings) == ["ctc", "eagle"]

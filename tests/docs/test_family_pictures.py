@@ -133,3 +133,13 @@ def test_a_page_is_filled_between_its_marks_and_again(
         "suffix.svg",
     ]
     assert (tmp_path / "pictures" / "pld.svg").read_text().startswith("<svg")
+
+
+def test_marks_without_pictures_can_be_drawn_alone() -> None:
+    page = (
+        "<!-- trees: pld -->\n<table>\n<!-- /trees -->\n\n<!-- trees: suffix, auto -->\n\nAfter.\n"
+    )
+    page += "\n<!-- head trees: clover -->\n<table>\n<!-- /trees -->\n"
+    assert pictures.wanted(page) == ["pld", "suffix", "auto"]
+    assert pictures.wanted(page, pictures.blocks("trees", drawn=False)) == ["suffix", "auto"]
+    assert pictures.wanted(page, pictures.blocks("head trees")) == ["clover"]

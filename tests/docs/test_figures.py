@@ -42,7 +42,8 @@ def test_every_figure_and_table_can_be_written() -> None:
     for name in figures.FIGURES:
         assert re.fullmatch(r"[\d,.]+%?", figures.written(name)), name
     for name in figures.TABLES:
-        assert figures.table(name).count("\n") > 3
+        made = figures.table(name)
+        assert made.count("\n") > 3 or (name, made) == ("heads", figures.NO_RECORD)
     assert figures.written("equal.auto.qa.tokens_per_pass") != figures.written(
         "equal.auto.tokens_per_pass"
     )

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import EngineContext
 from sapwood.core.sampling import Sampling
+from sapwood.drafters.propose import propose
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import no_loader
 from sapwood.heads.cerberus import CerberusConfig, CerberusHeads
@@ -70,12 +72,30 @@ def check_text(drafter: Any, policy: Any, sampling: Sampling) -> None:
     assert max(len(outcome.grown) for outcome in rounds) > 3
 
 
-def law_off(drafter: Any, policy: Any, verifier: Any, rounds: int) -> float:
-    """Error of the law of a recipe on three tokens, enumerated in single precision."""
-    target = TorchBackend(tiny_models.make("llama", vocab_size=3), "three tokens")
+def few_tokens(vocab: int) -> TorchBackend:
+    """A tiny target in double precision: passes over trees and over texts agree to the last bits."""
+    return TorchBackend(
+        tiny_models.make("llama", torch.float64, vocab_size=vocab), f"{vocab} tokens"
+    )
+
+
+def misstated(tree: Any, node: int, probs: Any, *rest: Any) -> None:
+    """A mutant of `propose`: it states other probs than it draws from."""
+    propose(tree, node, probs, *rest)
+    for key, stated in list(tree.proposals.items()):
+        if key[0] == node:
+            known = np.flatnonzero(stated)
+            told = stated.copy()
+            told[known] = stated[known[::-1]]
+            tree.proposals[key] = told
+
+
+def law_off(drafter: Any, policy: Any, verifier: Any, rounds: int, vocab: int = 3) -> float:
+    """Error of the law of a recipe on a few tokens, enumerated in double precision."""
+    target = few_tokens(vocab)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=3, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
-    return law_error(recipe, target, sampling, rounds=rounds, horizon=2)
+    return law_error(recipe, target, sampling, rounds=rounds, horizon=2, prompt=[1, 0, 1])
 
 
 def bound(drafter: Any) -> Any:

@@ -83,6 +83,8 @@ class BenchRunner:
     meter: ResourceMeter
     tick: Callable[[int], None] = lambda _: None  # called after every run with their total
     drop: Callable[[str, SapwoodError], None] = refuse  # called with one that failed
+    # called with the share of the settings that are done or under way; True ends the setting
+    over: Callable[[float], bool] = lambda _: False
     stages: list[BenchSetting] = field(default_factory=list)
     total: int = 0
     _warm: set[str] = field(default_factory=set)
@@ -97,6 +99,8 @@ class BenchRunner:
                 self.contenders = {name: one.fresh() for name, one in self.contenders.items()}
             self.stages.append(BenchSetting(point))
             for place, group in enumerate(groups(some, point.batch)):
+                if place and self.over(len(self.stages) / len(talks)):
+                    break
                 self._talk(self.stages[-1], group, place, warm_up)
 
     def _talk(

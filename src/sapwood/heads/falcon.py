@@ -54,7 +54,10 @@ class FalconHead(TiedBase):
         self, embeds: Tensor, states: Tensor, carry: Carry | None = None
     ) -> tuple[Tensor, Carry]:
         """Rows [batch, rows, width] of embeddings and states, and the LSTM's state behind them."""
-        rows, behind = self.lstm(torch.cat((embeds, states), -1), carry)
+        joined = torch.cat((embeds, states), -1)
+        # on CUDA autocast runs an LSTM in float16, whatever its own type is
+        with torch.autocast(joined.device.type, enabled=False):
+            rows, behind = self.lstm(joined.to(next(self.lstm.parameters()).dtype), carry)
         return rows, behind
 
     def project(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least, between
 from sapwood.heads.hidden_transfer import HiddenTransferConfig, HiddenTransferHead, later_layers
 from sapwood.train.batches import TrainBatch
+from sapwood.train.lookahead_rows import behind_text
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 
@@ -88,7 +89,7 @@ def behind(head: HiddenTransferHead, teacher: Teacher, batch: TrainBatch, places
     text = batch.features  # [batch, tokens, width], inputs of the layer
     texts = torch.arange(len(places), device=places.device)[:, None]
     made = head.pseudo(text[texts, places].to(head.matrices()[0].weight.dtype))
-    joined = torch.cat((text, made.flatten(1, 2).to(text.dtype)), 1)
+    joined = behind_text(text, made.flatten(1, 2))
     length = text.shape[1]
     steps = torch.arange(1, rows + 1, device=places.device)
     spots = torch.arange(length, device=places.device)

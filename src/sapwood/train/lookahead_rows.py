@@ -49,15 +49,26 @@ def packed_texts(batch: TrainBatch, rows: int, places: int) -> PackedTexts:
     return PackedTexts(PackedRows(where.to(device), which.to(device)), anchors.to(device), rows)
 
 
+def behind_text(text: Tensor, rows: Tensor) -> Tensor:
+    """Texts [batch, tokens, width] with rows behind them.
+
+    Autocast joins its own type and float32, no other: a target in float16 is joined in float32.
+    """
+    dtype = text.dtype
+    if torch.is_autocast_enabled(text.device.type):
+        dtype = torch.promote_types(dtype, torch.float32)
+    return torch.cat((text.to(dtype), rows.to(dtype)), 1)
+
+
 def run_packed(teacher: Teacher, tokens: Tensor, embeds: Tensor, texts: PackedTexts) -> Tensor:
     """Final states [batch, places, rows, width] of rows with these embeddings, [rows, width]."""
     words = F.embedding(tokens, teacher.embedding)
-    ahead = embeds.to(words.dtype).repeat(len(texts.anchors), 1).expand(len(tokens), -1, -1)
+    ahead = embeds.repeat(len(texts.anchors), 1).expand(len(tokens), -1, -1)
     visible = texts.packed.visible()
     mask = torch.zeros(visible.shape, dtype=words.dtype, device=words.device)
     mask.masked_fill_(~visible, torch.finfo(words.dtype).min)
     out: Any = teacher.model.base_model(
-        inputs_embeds=torch.cat((words, ahead), 1),
+        inputs_embeds=behind_text(words, ahead),
         position_ids=texts.packed.places[None],
         attention_mask=mask[None, None],
         use_cache=False,

@@ -15,6 +15,7 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least
 from sapwood.heads.mask_rows import MaskRowsConfig, MaskRowsHead
 from sapwood.train.batches import TrainBatch
+from sapwood.train.lookahead_rows import behind_text
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 
@@ -73,7 +74,7 @@ def cut(batch: TrainBatch, rows: int) -> int:
 def behind(head: MaskRowsHead, teacher: Teacher, tokens: Tensor) -> Tensor:
     """Final states [batch, rows, width] of the look-ahead rows behind texts [batch, tokens]."""
     words = F.embedding(tokens, teacher.embedding)
-    ahead = head.embeds.to(words.dtype).expand(len(tokens), -1, -1)
-    out = teacher.model.base_model(inputs_embeds=torch.cat((words, ahead), 1), use_cache=False)
+    joined = behind_text(words, head.embeds.expand(len(tokens), -1, -1))
+    out = teacher.model.base_model(inputs_embeds=joined, use_cache=False)
     states: Tensor = out.last_hidden_state[:, tokens.shape[1] :]
     return states

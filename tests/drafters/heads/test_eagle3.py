@@ -41,6 +41,7 @@ from tests.helpers.draw_kinds import each_draw_kind
 from tests.helpers.driven_request import LAST_NODES, DrivenRequest
 from tests.helpers.eagle_heads import FEATURES, make_head
 from tests.helpers.engine_rounds import make_text, rounds_until, tokens_of
+from tests.helpers.head_checks import few_tokens
 
 SEVEN = Fixed(nodes=7, depth=4, width=3)
 
@@ -305,13 +306,11 @@ def test_a_prompt_of_one_token_drafts_from_the_second_round_on() -> None:
 def test_the_law_is_the_targets(
     draws: Draw, policy: Any, verifier: Any, rounds: int, draft_vocab: int
 ) -> None:
-    target = TorchBackend(tiny_models.make("llama", vocab_size=3), "three tokens")
+    target = few_tokens(3)
     drafter = Eagle3(head=make_head(vocab=3, draft_vocab=draft_vocab), draws=draws)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=2, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
-    assert (
-        law_error(recipe, target, sampling, rounds=rounds, horizon=2) <= 1e-5
-    )  # in single precision
+    assert law_error(recipe, target, sampling, rounds=rounds, horizon=2) <= 1e-12
 
 
 # -------------------------------------------------------------------------------------------

@@ -128,14 +128,15 @@ def test_the_text_is_plain_decodings(policy: Any, sampling: str) -> None:
 
 LAWS: list[tuple[Draw, Any, Any, int]] = [
     (Draw.IID, Chain(), Speculative(), 2),
-    (Draw.SWOR, Static(shape=[2, 1, 1]), Rrs(), 1),
+    (Draw.SWOR, Static(shape=[2, 1]), Rrs(), 1),
 ]
 
 
 @pytest.mark.parametrize(("draws", "policy", "verifier", "rounds"), LAWS, ids=str)
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any, rounds: int) -> None:
-    drafter = Falcon(head=make_head(3, 3), draws=draws)
-    assert law_off(drafter, policy, verifier, rounds) <= 1e-5
+    vocab = 3 if rounds == 1 else 2  # two rounds of three tokens take half a minute
+    drafter = Falcon(head=make_head(vocab, vocab), draws=draws)
+    assert law_off(drafter, policy, verifier, rounds, vocab) <= 1e-12
 
 
 def test_a_mutant_that_states_another_law_than_it_draws_from_is_noticed(

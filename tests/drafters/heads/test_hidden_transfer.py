@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.backend import TorchBackend
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Draw
+from sapwood.drafters.compose import draft_model
 from sapwood.drafters.heads.hidden_transfer import HiddenTransfer
 from sapwood.errors import SapwoodError
 from sapwood.heads.files import load, save
@@ -25,13 +25,13 @@ from sapwood.policies.beam import Beam
 from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
-from sapwood.testing import law_error
 from sapwood.train.hidden_transfer import HiddenTransferObjective, behind
 from sapwood.train.loop import LoopSettings, TrainingLoop
 from sapwood.verifiers.match import Match
 from sapwood.verifiers.speculative import Speculative
 from tests.helpers import tiny_models
 from tests.helpers.engine_rounds import make_text, rounds_until, tokens_of
+from tests.helpers.head_checks import law_off, misstated
 from tests.helpers.head_training import batch_of, corpus, teacher
 
 ROWS = 3
@@ -145,11 +145,16 @@ def test_the_text_is_plain_decodings(policy: Any, temperature: float) -> None:
     ids=str,
 )
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
-    target = TorchBackend(tiny_models.make("llama", vocab_size=3), "three tokens")
     drafter = HiddenTransfer(head=make_head(3, 2), draws=draws)
-    recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=2, width=2))
-    sampling = Sampling(temperature=1.3, max_tokens=3)
-    assert law_error(recipe, target, sampling, rounds=1, horizon=2) <= 1e-5
+    assert law_off(drafter, policy, verifier, 1) <= 1e-12
+
+
+def test_a_mutant_that_states_another_law_than_it_draws_from_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_model, "propose", misstated)
+    drafter = HiddenTransfer(head=make_head(3, 2), draws=Draw.IID)
+    assert law_off(drafter, Chain(), Speculative(), 1) > 1e-3
 
 
 def test_training_moves_the_matrices_alone_and_lowers_the_loss(tmp_path: Path) -> None:

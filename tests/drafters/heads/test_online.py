@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from sapwood.backends.torch.backend import TorchBackend
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
@@ -48,6 +47,7 @@ from tests.helpers import tiny_models
 from tests.helpers.covering import pairwise
 from tests.helpers.eagle_heads import make_head
 from tests.helpers.engine_rounds import make_text, tokens_of
+from tests.helpers.head_checks import few_tokens
 
 SEVEN = Fixed(nodes=7, depth=4, width=3)
 AMPLE = 60.0  # seconds: steps alone decide
@@ -136,7 +136,7 @@ def test_the_text_is_plain_decodings(merged: bool, policy: Any, sampling: str) -
 def test_the_law_is_the_targets_while_it_learns(
     draws: Draw, policy: Any, verifier: Any, draft_vocab: int
 ) -> None:
-    target = TorchBackend(tiny_models.make("llama", vocab_size=3), "three tokens")
+    target = few_tokens(3)
     eagle = Eagle3(head=make_head(vocab=3, draft_vocab=draft_vocab), draws=draws)
     learned = []
 
@@ -150,7 +150,7 @@ def test_the_law_is_the_targets_while_it_learns(
         Noted(drafter=eagle, seconds=AMPLE), policy, verifier, Fixed(nodes=2, depth=1, width=2)
     )
     sampling = Sampling(temperature=1.3, max_tokens=4)
-    assert law_error(recipe, target, sampling, rounds=2, horizon=3) <= 1e-5  # in single precision
+    assert law_error(recipe, target, sampling, rounds=2, horizon=3) <= 1e-12
     assert max(learned) > 0
 
 

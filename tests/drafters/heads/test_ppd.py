@@ -114,7 +114,7 @@ def sampled_recipe(draws: Draw, policy: Any, verifier: Any) -> Recipe:
 )
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
     recipe = sampled_recipe(draws, policy, verifier)
-    assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) <= 1e-6
+    assert law_error(recipe, two_tokens(), SAMPLED, rounds=2, horizon=3, prompt=[1, 0]) <= 1e-12
 
 
 def test_drafts_that_misstate_their_probs_would_be_noticed() -> None:

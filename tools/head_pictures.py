@@ -1,0 +1,96 @@
+"""Draw the trees of recipes whose heads do not ship, on a tiny model that they are trained for.
+
+python -m tools.head_pictures                 draw for all pages under docs/families
+python -m tools.head_pictures multi-token     draw for these pages
+
+A page names recipes in a mark, `<!-- head trees: clover, ctc -->`; the pictures go below it, up to
+the closing mark. The tiny model has random weights but for its output, which goes on with the next
+letter of the alphabet; a head of each kind is trained on its texts for a few seconds, and one
+round is drawn, as `tools.pictures` does for the model that ships.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tests.helpers import byte_tokenizer
+from tests.helpers.train_runs import counter
+from tools.pictures import DOCS, Round, blocks, filled, play, wanted
+
+from sapwood import LLM, SapwoodError
+from sapwood.cli.methods import recipes
+from sapwood.train import job
+from sapwood.train.job import JobObserver, TrainJob
+
+BLOCK = blocks("head trees")
+PROMPT = "abc"
+STEPS = 60  # of training
+# of kinds that learn from few rows of a text
+MORE_STEPS = dict.fromkeys(("mask-rows", "hidden-transfer", "streams", "draft-model", "pard"), 150)
+MORE_STEPS |= dict.fromkeys(("ppd", "gated-masks", "ctc", "cerberus"), 90)
+TOKENS = 4000  # of the texts to train on
+# of kinds that need sizes that fit a tiny model
+SPELLINGS = {"draft-model": "draft-model(width=32, heads=4, layers=1)"}
+BEFORE = {"pard": "draft-model"}  # a kind that is made from another one's part
+ABOUT = (
+    "by heads trained for seconds, for a tiny model that goes through the alphabet, greedy; "
+    "`python -m tools.head_pictures` draws them again."
+)
+
+
+def main(names: Sequence[str]) -> int:
+    """Train the heads, draw their trees, and fill the pages."""
+    pages = [DOCS / "families" / f"{name}.md" for name in names] or sorted(
+        (DOCS / "families").glob("*.md")
+    )
+    named = list(dict.fromkeys(n for page in pages for n in wanted(page.read_text(), BLOCK)))
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["SAPWOOD_CACHE"] = str(Path(folder) / "cache")
+        model = Path(folder) / "alphabet"
+        counter().save_pretrained(model)
+        byte_tokenizer.save(model)
+        teach(model, named, Path(folder) / "texts")
+        llm = LLM(str(model), "plain", device="cpu", dtype="float32")
+        assert llm.text is not None
+        plain = play(llm.engine, llm.text, PROMPT)
+        rounds: dict[str, Round] = {}
+        for name in named:
+            try:
+                rounds[name] = play(llm.with_recipe(name).engine, llm.text, PROMPT)
+                sys.stderr.write(f"{name}: {rounds[name].caption(plain)}\n")
+            except SapwoodError as error:
+                sys.stderr.write(f"{name} is left out: {error}\n")
+        for page in pages:
+            old = page.read_text()
+            page.write_text(filled(old, rounds, plain, llm.text, BLOCK, ABOUT))
+    return 0
+
+
+def teach(model: Path, named: Sequence[str], data: Path) -> None:
+    """Train the parts of these recipes for the model."""
+    kinds = {row["name"]: row["training"] for row in recipes()}
+    wanted_kinds = [kinds[name] for name in named if kinds[name] != "none"]
+    order = [kind for one in wanted_kinds for kind in (BEFORE.get(one, one), one)]
+    for kind in dict.fromkeys(order):
+        asked = TrainJob(
+            (SPELLINGS.get(kind, kind),),
+            model=str(model),
+            steps=MORE_STEPS.get(kind, STEPS),
+            tokens=TOKENS,
+            data=data,
+            device="cpu",
+            threads=1,
+        )
+        try:
+            [found] = job.train(asked, JobObserver(), 0.0)
+            sys.stderr.write(f"trained {kind}, loss {found['loss']:.3f}\n")
+        except SapwoodError as error:
+            sys.stderr.write(f"{kind} was not trained: {error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
