@@ -19,11 +19,12 @@ from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLayer, BlockLinear
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.network import Int8Network
-from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, give_back, prefix, shapes
+from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, prefix, shapes
 from sapwood.backends.torch.gguf_blocks import EXACT, FLOATS, NAMES, GgufMatrix, floats_of
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaModel, plain, window_of
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
+from sapwood.common.heap import trim_heap
 
 # tensor names of transformers -> of GGUF files; layers come below
 TOP = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
@@ -158,7 +159,7 @@ def open_gguf(
             yield tensors.layer(index)
 
     network = Int8Network(frame_of(config, tensors), layers(), BlockLinear([head]), embedding)
-    give_back()
+    trim_heap()
     first, last = (LazyMatrix(partial(floats_tensor, each)) for each in (embedding, head))
     model = LazyModel(config, first, first if config.tie_word_embeddings else last, load)
     return TorchBackend(model, name, network)
