@@ -208,6 +208,8 @@ class Capabilities:
 
     model: Any = None  # the transformers model, whose weights trained drafters use
     layers: int = 0  # decoder layers of that model
+    # its input embedding, [vocab, width], to read rows of; by default the model's tensor
+    embedding: Callable[[], Any] | None = None
     network: HeadAdopter | None = None  # runs the model
     # builder of whole trees for a trained head and this embedding; None when there is no gain
     tree_builder: Callable[[Any, Any], TreeBuilder | None] | None = None
@@ -232,6 +234,12 @@ class Capabilities:
     prepare_batches: Callable[[int, Callable[[str], None]], None] | None = None
     # tokens of KV cache that the free memory of the device has room for
     free_tokens: Callable[[], int] | None = None
+
+    def embedding_rows(self) -> Any:
+        """The input embedding, [vocab, width], to read rows of."""
+        if self.embedding is None:
+            return self.model.get_input_embeddings().weight
+        return self.embedding()
 
 
 class Backend(Protocol):

@@ -17,6 +17,7 @@ from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import LlamaConfig
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLayer, BlockLinear
+from sapwood.backends.torch.cpu_int8.embedding_table import GROUP, EmbeddingTable
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, prefix, shapes
@@ -160,9 +161,18 @@ def open_gguf(
 
     network = Int8Network(frame_of(config, tensors), layers(), BlockLinear([head]), embedding)
     trim_heap()
-    first, last = (LazyMatrix(partial(floats_tensor, each)) for each in (embedding, head))
+    tables = (partial(table_of, embedding) if embedding.inputs % GROUP == 0 else None, None)
+    first, last = (
+        LazyMatrix(partial(floats_tensor, each), table)
+        for each, table in zip((embedding, head), tables, strict=True)
+    )
     model = LazyModel(config, first, first if config.tie_word_embeddings else last, load)
     return TorchBackend(model, name, network)
+
+
+def table_of(embedding: GgufMatrix) -> EmbeddingTable:
+    """The embedding in 8-bit blocks: in its file if it has them there."""
+    return EmbeddingTable(embedding.eight_bit_blocks())
 
 
 def floats_tensor(matrix: GgufMatrix) -> Tensor:
