@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Self, TypeGuard, Unpack, cast, overload
 from weakref import WeakValueDictionary
 
+from sapwood.common.heap import trim_heap
 from sapwood.core.protocols import Backend, TokenizerLike, no_tokenizer, no_words
 from sapwood.engine.cost_profiler import CostProfile
 from sapwood.engine.generate import generate, stream
@@ -102,6 +103,7 @@ class LLM:
             self.text = text
         self.profile = CostProfile.open(self.target.info)
         self._build(made)
+        trim_heap()  # tens of megabytes that loading has freed
 
     def _load(
         self, model: str, ranks: int = 1, lora: str | None = None

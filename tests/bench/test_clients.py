@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,7 +13,7 @@ from sapwood.backends.toy import ToyBackend
 from sapwood.bench import client_runners, clients
 from sapwood.bench.client_runners import HttpClients, ScheduledClients, ServerProcess
 from sapwood.bench.clients import ClientAnswer, ClientLoad, measure_clients, read_clients
-from sapwood.cli.bench_clients import server_options
+from sapwood.cli.bench_clients import over_http, server_options
 from sapwood.cli.main import main
 from sapwood.cli.options import ModelChoice
 from sapwood.core.sampling import Sampling
@@ -128,6 +130,38 @@ def test_http_clients_read_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent["ignore_eos"] is True
     runner.run([[1]], 1)
     assert seen[-1][2] == "two"  # every run has a key of its own
+
+
+def test_every_recipe_of_a_server_is_warmed_up_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, list[int], str]] = []
+
+    def events(_: str, body: Any, key: str) -> Any:
+        seen.append((body["speculation"]["recipe"], body["prompt"], key))
+        return iter([{"choices": [], "usage": {"completion_tokens": 1}}])
+
+    class Server:
+        def __init__(self, options: list[str], keys: list[str], most: int) -> None:
+            self.url = "http://127.0.0.1:1/v1"
+            self.keys.extend(keys)
+
+        keys: ClassVar[list[str]] = []
+        close = staticmethod(lambda: None)
+
+    monkeypatch.setattr(http, "events", events)
+    monkeypatch.setattr(client_runners, "ServerProcess", Server)
+    prompt = SimpleNamespace(tokens=lambda *_: [1, 2])
+    plan: Any = SimpleNamespace(prompts=[prompt], sampling=Sampling(max_tokens=1), ignore_eos=True)
+    llm: Any = SimpleNamespace(text=object(), target=SimpleNamespace(info=None))
+    with ExitStack() as stack:
+        runners = over_http(plan, llm, ModelChoice("smollm2"), ["plain", "auto"], [1, 4], stack)
+    assert [each[:2] for each in seen] == [("plain", [1, 2]), ("auto", [1, 2])]
+    # what is left is for all turns and for plain decoding's texts, a key for each
+    left = [list(runner.keys) for runner in runners if isinstance(runner, HttpClients)]
+    assert [len(keys) for keys in left] == [2 * clients.TURNS + 1] * 2
+    used = [key for _, _, key in seen]
+    assert sorted([*left[0], *left[1], *used]) == sorted(Server.keys)
 
 
 def test_an_error_in_a_stream_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

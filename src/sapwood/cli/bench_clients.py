@@ -92,14 +92,20 @@ def over_http(
 
     if llm.text is None:
         raise SapwoodError("--http needs a model with a tokenizer")
-    runs = len(levels) * TURNS + 1  # of a recipe; plain decoding answers all prompts alone first
+    # of a recipe; it is warmed up first, and plain decoding then answers all prompts alone
+    runs = len(levels) * TURNS + 2
     keys = {name: [secrets.token_urlsafe(24) for _ in range(runs)] for name in recipes}
     options = server_options(choice, recipes, max(levels))
     with needed_by("sapwood bench --http", "serve"):
         server = ServerProcess(options, [key for own in keys.values() for key in own], max(levels))
     stack.callback(server.close)
     body = request_body(plan.sampling, ignore_eos=plan.ignore_eos)
-    return [HttpClients(name, server.url, iter(keys[name]), body) for name in recipes]
+    runners = [HttpClients(name, server.url, iter(keys[name]), body) for name in recipes]
+    first = plan.prompts[0].tokens(llm.target.info, llm.text)
+    for runner in runners:
+        # the server loads heads and kernels with the first request that names a recipe
+        runner.run([first], 1)
+    return list(runners)
 
 
 def server_options(choice: o.ModelChoice, recipes: Sequence[str], most: int) -> list[str]:

@@ -185,6 +185,8 @@ class Capabilities:
 
     model: Any = None  # the transformers model, whose weights trained drafters use
     layers: int = 0  # decoder layers of that model
+    # its input embedding, [vocab, width], to read rows of; by default the model's tensor
+    embedding: Callable[[], Any] | None = None
     network: HeadAdopter | None = None  # runs the model
     # builder of whole trees for a trained head and this embedding; None when there is no gain
     tree_builder: Callable[[Any, Any], TreeBuilder | None] | None = None
@@ -212,6 +214,12 @@ class Capabilities:
     # launches a pass over roots, and chunks of prompts, without waiting for the pass before
     launch_roots: Callable[[RootBatch, Sequence[PrefillChunk]], LaunchedRoots] | None = None
     root_rows: int = 0  # most rows of such a pass
+
+    def embedding_rows(self) -> Any:
+        """The input embedding, [vocab, width], to read rows of."""
+        if self.embedding is None:
+            return self.model.get_input_embeddings().weight
+        return self.embedding()
 
 
 class Backend(Protocol):

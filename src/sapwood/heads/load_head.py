@@ -30,7 +30,7 @@ def head_for(
     must not be changed: all drafters of the model share it.
     """
     model = target.capabilities.model
-    table = model.get_input_embeddings().weight
+    table = target.capabilities.embedding_rows() if adopt else model.get_input_embeddings().weight
     info = target.info
     place = Path(folder).expanduser() if folder else find(kind, info.model, info.weights)
     check_target(place, kind, info.model, info.weights)

@@ -113,6 +113,7 @@ class RecordedBackend:
         return Capabilities(
             model=able.model,
             layers=able.layers,
+            embedding=able.embedding,
             network=able.network,
             run_derived=able.run_derived,
             # on other devices trees would stay there

@@ -85,6 +85,20 @@ def test_rows_of_an_embedding(tmp_path: Path, kind: int, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(made[slice(5, 9)].numpy(), want[5:9])
 
 
+@pytest.mark.parametrize("kind", [blocks.Q8_0, blocks.Q4_1, blocks.Q6_K])
+def test_an_embedding_for_drafters_is_in_eight_bits(tmp_path: Path, kind: int) -> None:
+    made, want = matrix(tmp_path / "it", kind)
+    found = made.eight_bit_blocks()
+    assert found.shape == (OUTPUTS, INPUTS // 32, 34)
+    if kind == blocks.Q8_0:
+        assert not found.flags.owndata  # the mapped file
+        assert np.array_equal(found.reshape(OUTPUTS, -1), raw(kind))
+    rows = dequantize(found.reshape(OUTPUTS, -1), GGMLQuantizationType(blocks.Q8_0))
+    largest = np.abs(want).reshape(OUTPUTS, -1, 32).max(-1).repeat(32, -1)
+    # half a step, and 127 times half a unit of the float16 scale
+    assert (np.abs(rows - want) <= largest / 127 * 0.57).all()
+
+
 def test_floats_are_read_as_they_are() -> None:
     rows = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
     np.testing.assert_array_equal(floats_of(rows.view(np.uint8), blocks.F32), rows)

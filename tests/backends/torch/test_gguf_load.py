@@ -10,6 +10,7 @@ import torch
 from sapwood.backends.torch import load as loader
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.cpu_int8 import int8_gemm
+from sapwood.backends.torch.cpu_int8.embedding_table import EmbeddingTable
 from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.gguf_load import missing_reason, other_kinds, rounded_kinds
 from sapwood.common.gguf_header import read_header
@@ -78,6 +79,16 @@ def test_weights_take_little_more_memory_than_the_file(tmp_path: Path) -> None:
     parts = [part for layer in layers for part in layer] + [network.head]
     # widths of this small model are padded to pairs of groups, 96 to 128
     assert sum(part.packed.bytes.nbytes for part in parts) < 1.25 * stored
+
+
+def test_drafters_read_the_embedding_by_rows(tmp_path: Path) -> None:
+    backend, _ = open_file(tiny_gguf.write(tmp_path / "tiny.gguf", "Q8_0", merged=True))
+    rows = backend.capabilities.embedding_rows()
+    lazy = backend.model.get_input_embeddings()
+    assert isinstance(rows, EmbeddingTable)
+    assert "weight" not in vars(lazy)  # no float32 copy
+    tokens = torch.tensor([5, 0, 5])
+    assert torch.equal(rows[tokens], lazy.weight[tokens])
 
 
 def test_the_transformers_model_is_there_when_it_is_needed(tmp_path: Path, cache: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from sapwood.backends.prefill import prefill
 from sapwood.backends.torch.hf.support import context_of, vocab_of
 from sapwood.backends.torch.kv_pool import KvPool, reserve_all
+from sapwood.backends.torch.lazy_model import LazyMatrix, whole
 from sapwood.backends.torch.network import (
     BoundedNetwork,
     LookaheadNetwork,
@@ -78,6 +79,7 @@ class TorchBackend:
         return Capabilities(
             model=self.model,
             layers=self.layers,
+            embedding=self.embedding_rows,
             network=self.network,
             tree_builder=self.tree_builder,
             run_derived=self.run_derived,
@@ -87,6 +89,11 @@ class TorchBackend:
             stages=self.stages if isinstance(self.network, PartialNetwork) else None,
             open_mtp=None if self.checkpoint is None else self.open_mtp,
         )
+
+    def embedding_rows(self) -> Any:
+        """The input embedding, [vocab, width]; a table of blocks where it stays in its file."""
+        found = self.model.get_input_embeddings()
+        return found.rows if isinstance(found, LazyMatrix) else found.weight
 
     def stages(self, session: Session, stages: int, cut: int) -> "TorchStages | None":
         """The layers in stages for one session; None if this model cannot be cut."""
@@ -103,8 +110,6 @@ class TorchBackend:
 
     def run_derived(self, derive: Callable[[Any], Any], name: str) -> "TorchBackend":
         """A backend for the model that `derive` makes of the transformers model."""
-        from sapwood.backends.torch.lazy_model import whole
-
         return TorchBackend(derive(whole(self.model)), name)
 
     def lookahead(self, derive: Callable[[Any], LookaheadModel]) -> Any:
@@ -410,7 +415,6 @@ class TorchBackend:
 def stock(model: Any) -> Network:
     """The model's transformers code as a network; imported here, since it takes seconds."""
     from sapwood.backends.torch.hf.hf_network import HfNetwork
-    from sapwood.backends.torch.lazy_model import whole
 
     return HfNetwork(whole(model))
 

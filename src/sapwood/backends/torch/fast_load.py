@@ -5,7 +5,6 @@ Llama-like model is left to transformers, which runs it or reports what is wrong
 """
 
 import contextlib
-import ctypes
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from sapwood.backends.torch.cpu_int8.smoothquant import TOKENS, smooth_layer
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel, plain, window_of
 from sapwood.backends.torch.weights import TensorFiles, find_weights
+from sapwood.common.heap import trim_heap
 
 WORTH = 1 << 24  # weights of a model whose activation statistics are worth caching
 PILE = 256 << 20  # bytes of quantised float32 weights after which freed memory is returned
@@ -56,7 +56,7 @@ def open_packed(
             if bits == 8
             else Int8Network(net, map(to_blocks, read_layers(config, weights)), float_head(strips))
         )
-    give_back()
+    trim_heap()
     # rarely needed as whole matrices
     embedding, head = (LazyMatrix(matrix.float) for matrix in (net.embedding, net.head))
     model = LazyModel(config, embedding, embedding if config.tie_word_embeddings else head, load)
@@ -170,7 +170,7 @@ def smoothed_layers(
         del layer  # free it before the next one is read
     if known is None and place is not None:
         activation_cache.remember(place, torch.stack(measured))
-    give_back()
+    trim_heap()
 
 
 def read_layers(config: LlamaConfig, weights: TensorFiles) -> Iterator[LlamaLayer]:
@@ -182,7 +182,7 @@ def read_layers(config: LlamaConfig, weights: TensorFiles) -> Iterator[LlamaLaye
         names = (prefix(index) + name for name in layer_shapes(config))
         yield layer_of(weights.read(names), prefix(index), window)
         if index % often == often - 1:
-            give_back()
+            trim_heap()
 
 
 def cached_stats(known: Tensor) -> Callable[[LlamaLayer], Tensor]:
@@ -200,12 +200,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def give_back() -> None:
-    """Return freed memory to the system; the C library would keep it."""
-    with contextlib.suppress(OSError, AttributeError):  # not every C library has it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def layer_of(tensors: Mapping[str, Tensor], start: str, window: int) -> LlamaLayer:

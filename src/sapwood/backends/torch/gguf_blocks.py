@@ -176,6 +176,19 @@ class GgufMatrix:
             return np.ascontiguousarray(found.reshape(len(rows), -1))
         return np.stack([self._row(int(token)) for token in tokens])
 
+    def eight_bit_blocks(self) -> Bytes:
+        """Rows in blocks of Q8_0, [outputs, groups, bytes]: mapped, or rounded into memory."""
+        size = BLOCKS[Q8_0][1]
+        if self.kind == Q8_0:
+            return self._mapped.reshape(self.outputs, -1, size)
+        from gguf import GGMLQuantizationType, quantize
+
+        strips = (
+            quantize(floats_of(rows, self.kind), GGMLQuantizationType(Q8_0))
+            for rows in self._strips()
+        )
+        return np.concatenate([strip.reshape(len(strip), -1, size) for strip in strips])
+
     def _row(self, token: int) -> FloatArray:
         """One row, cached: a generic reader takes as long as a layer of a pass."""
         if token not in self._known:

@@ -17,13 +17,15 @@ from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import LlamaConfig
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLayer, BlockLinear
+from sapwood.backends.torch.cpu_int8.embedding_table import GROUP, EmbeddingTable
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.network import Int8Network
-from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, give_back, prefix, shapes
+from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, prefix, shapes
 from sapwood.backends.torch.gguf_blocks import EXACT, FLOATS, NAMES, GgufMatrix, floats_of
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaModel, plain, window_of
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
+from sapwood.common.heap import trim_heap
 
 # tensor names of transformers -> of GGUF files; layers come below
 TOP = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
@@ -158,10 +160,19 @@ def open_gguf(
             yield tensors.layer(index)
 
     network = Int8Network(frame_of(config, tensors), layers(), BlockLinear([head]), embedding)
-    give_back()
-    first, last = (LazyMatrix(partial(floats_tensor, each)) for each in (embedding, head))
+    trim_heap()
+    tables = (partial(table_of, embedding) if embedding.inputs % GROUP == 0 else None, None)
+    first, last = (
+        LazyMatrix(partial(floats_tensor, each), table)
+        for each, table in zip((embedding, head), tables, strict=True)
+    )
     model = LazyModel(config, first, first if config.tie_word_embeddings else last, load)
     return TorchBackend(model, name, network)
+
+
+def table_of(embedding: GgufMatrix) -> EmbeddingTable:
+    """The embedding in 8-bit blocks: in its file if it has them there."""
+    return EmbeddingTable(embedding.eight_bit_blocks())
 
 
 def floats_tensor(matrix: GgufMatrix) -> Tensor:

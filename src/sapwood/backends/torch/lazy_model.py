@@ -13,8 +13,15 @@ from sapwood.backends.torch.config import LlamaConfig
 class LazyMatrix:
     """A matrix of the model that is read on first use."""
 
-    def __init__(self, read: Callable[[], Tensor]) -> None:
+    def __init__(self, read: Callable[[], Tensor], table: Callable[[], Any] | None = None) -> None:
+        """`table` makes an `EmbeddingTable`, where the whole matrix would take more memory."""
         self._read = read
+        self._table = table
+
+    @cached_property
+    def rows(self) -> Any:
+        """The matrix as drafters read it, by rows: a tensor or an `EmbeddingTable`."""
+        return self.weight if self._table is None else self._table()
 
     @cached_property
     def weight(self) -> Tensor:

@@ -121,7 +121,7 @@ class Eagle3(Part, WholeTreeDrafter):
                 f"{self} reads the embeddings of a torch model, which the {target.info.name} "
                 "backend has not; use another drafter"
             )
-        self.embedding: Tensor = able.model.get_input_embeddings().weight
+        self.embedding: Any = able.embedding_rows()
         self.net = self._load(target)
         self.digest = head_digest(self.head, self.trained, target.info)
         self.vocab = target.info.vocab

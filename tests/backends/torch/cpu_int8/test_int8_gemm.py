@@ -99,6 +99,17 @@ def test_products_have_the_bits_of_fbgemm(
     assert torch.equal(streamed.rounded(8)(x), reference.rounded(8)(x))
 
 
+def test_weights_are_rounded_as_torch_rounds_them() -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(64, 129) * torch.logspace(-44, 30, 64)[:, None]
+    weight[3] = 0
+    weight[4, ::2] = weight[4].abs().max() * torch.arange(-32, 33) / 64  # middles of two steps
+    integers, scales = linear.rounded(weight)
+    want = linear.as_qint8(weight)
+    assert torch.equal(integers, want.int_repr())
+    assert torch.equal(scales.double(), want.q_per_channel_scales())
+
+
 @pytest.mark.parametrize("height", [16, 32, 48, 112])
 def test_a_matrix_is_packed_in_strips(height: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

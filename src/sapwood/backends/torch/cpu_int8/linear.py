@@ -93,7 +93,7 @@ def pack(weight: MatrixSource) -> Any:
     if int8_gemm.available():
         return streamed(weight)
     torch.backends.quantized.engine = ENGINE
-    return torch.ops.quantized.linear_prepack(rounded(weight[:])[0], None)
+    return torch.ops.quantized.linear_prepack(as_qint8(weight[:]), None)
 
 
 def streamed(weight: MatrixSource) -> StreamedMatrix:
@@ -103,21 +103,36 @@ def streamed(weight: MatrixSource) -> StreamedMatrix:
     height = max(1, STRIP // (BLOCK * inputs)) * BLOCK
     for start in range(0, outputs, height):
         strip, scales = rounded(weight[start : start + height])
-        made.put(start, strip.int_repr(), scales)
+        made.put(start, strip, scales)
     return made
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights as qint8 [outputs, inputs], and float64 scales [outputs]."""
+    """Weights as int8 [outputs, inputs], and float32 scales [outputs].
+
+    The integers are those of `as_qint8`, in a third of its time.
+    """
     exact = weight.detach().float()
+    scales = scales_of(exact)
+    return torch.mul(exact, (1 / scales)[:, None]).round_().to(torch.int8), scales
+
+
+def scales_of(exact: Tensor) -> Tensor:
+    """The step of each output's weights, float32 [outputs]."""
     # not abs(), which would copy the weights
     largest = torch.maximum(exact.amax(1), -exact.amin(1))
-    scales = (largest / LEVELS).clamp(min=torch.finfo(torch.float32).tiny).double()
+    return (largest / LEVELS).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def as_qint8(weight: Tensor) -> Tensor:
+    """Weights as a quantised tensor [outputs, inputs], for FBGEMM."""
+    exact = weight.detach().float()
+    scales = scales_of(exact).double()
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     with warnings.catch_warnings():
         # quantised tensors are deprecated; `available` checks that they are there
         warnings.simplefilter("ignore")
-        return torch.quantize_per_channel(exact, scales, zeros, 0, torch.qint8), scales
+        return torch.quantize_per_channel(exact, scales, zeros, 0, torch.qint8)
 
 
 def unpack(packed: Any) -> Tensor:

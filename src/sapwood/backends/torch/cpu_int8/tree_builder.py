@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cpu_int8.best_first import GrowthArgs, TreeColumns, pick, prune, value
+from sapwood.backends.torch.cpu_int8.embedding_table import HALVES, EmbeddingTable, parts_of
 from sapwood.backends.torch.cpu_int8.int_attention import STRIP, WIDTHS
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP
 from sapwood.backends.torch.cpu_int8.pointwise import compiled
@@ -46,11 +47,12 @@ class CpuTreeBuilder:
     most_rows = TEXT
     accepts_seed = True
 
-    def __init__(self, head: Any, embedding: Tensor) -> None:
+    def __init__(self, head: Any, embedding: Tensor | EmbeddingTable) -> None:
         layer, shape = head.midlayer, head.config.shape
+        floats, blocks = parts_of(embedding)
         # the head keeps the memory that places point to alive
         self.head = head
-        self.embedding = embedding
+        self.embedding: Any = embedding
         self.shape = shape
         self.parts = [
             head.fc.inner,
@@ -63,7 +65,9 @@ class CpuTreeBuilder:
         self.net = HeadWeights(
             places=np.array([place(part) for part in self.parts]),
             norms=np.stack([*layer.norms, layer.middle_norm, head.norm]),
-            embedding=embedding.detach().numpy(),
+            embedding=floats,
+            blocks=blocks,
+            halves=HALVES,
             vocabulary=head.tokens,
             rates=layer.rates,
             eps=head.eps,
@@ -156,6 +160,7 @@ class CpuTreeBuilder:
             "products": np.empty((TEXT, max(map(width_of, self.parts[:-1]))), np.float32),
             "scales": np.empty(TEXT, np.float32),
             "states": np.empty((TEXT, shape.width), np.float32),
+            "embeds": np.empty((TEXT, shape.width), np.float32),
             "query": np.empty((TEXT, shape.heads, shape.head_width), np.float32),
             "turns": np.empty((TEXT, 2, shape.head_width // 2), np.float32),
             "bits": np.empty((TEXT, shape.inner), np.int32),
@@ -192,7 +197,7 @@ class CpuTreeBuilder:
         """Do nothing: a CPU drafts after the host has the verdict."""
 
 
-def builder_for(head: Any, embedding: Tensor) -> CpuTreeBuilder | None:
+def builder_for(head: Any, embedding: Tensor | EmbeddingTable) -> CpuTreeBuilder | None:
     """A tree builder of an int8 head; None without our kernels or for other shapes."""
     streamed = head.midlayer.streamed and head.config.shape.head_width in WIDTHS
     able = streamed and head.fc.bias is None and embedding.dtype == torch.float32

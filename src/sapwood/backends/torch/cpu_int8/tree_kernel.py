@@ -11,6 +11,7 @@ import numpy as np
 
 from sapwood.backends.torch.cpu_int8.best_first import plan
 from sapwood.backends.torch.cpu_int8.eagle_kernels import choose, read_heads
+from sapwood.backends.torch.cpu_int8.embedding_table import read_row
 from sapwood.backends.torch.cpu_int8.int8_gemm import multiply, put
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, LINE, borrow
 from sapwood.backends.torch.cpu_int8.pass_args import BLOCKS, DEPTH
@@ -28,7 +29,9 @@ class HeadWeights(NamedTuple):
 
     places: Any  # [6, 6] int64, addresses and sizes of each layer's weights
     norms: Any  # [4, width]
-    embedding: Any  # [vocab, width]
+    embedding: Any  # [vocab, width]; no rows if it is in blocks
+    blocks: Any  # [vocab, groups, bytes] of an `EmbeddingTable`
+    halves: Any  # [65536], float32 of each float16
     vocabulary: Any  # [draft vocab] int64, target ids
     rates: Any  # [head width / 2] float64, radians per position
     eps: Any
@@ -59,6 +62,7 @@ class TreeScratch(NamedTuple):
     products: Any  # [rows, most outputs]
     scales: Any  # [rows], scales of the outputs
     states: Any  # [rows, width], residual stream
+    embeds: Any  # [rows, width], embeddings of tokens
     query: Any  # [rows, heads, head width]
     turns: Any  # [rows, 2, head width / 2], cosines and sines
     weights: Any  # [workers, heads to a key, keys and padding]
@@ -115,7 +119,11 @@ def pair(net: Any, text: Any, work: Any, grown: Any, step: int, first: int, r: i
         token = text.tokens[r]
         for i in range(width):
             state[i] = work.products[r, i] * work.scales[r]
-    embed = net.embedding[token]
+    embed = work.embeds[r]
+    if net.blocks.shape[0]:
+        read_row(net.blocks, net.halves, token, embed)
+    else:
+        embed[:] = net.embedding[token]
     entered = work.entered[r]
     eps = net.eps
     here = level(embed, eps)
