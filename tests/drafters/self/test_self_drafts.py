@@ -29,8 +29,8 @@ from sapwood.recipes import resolve
 from sapwood.testing import law_error
 from sapwood.verifiers.match import Match
 from tests.helpers import tiny_models
-from tests.helpers.draw_kinds import each_draw_kind
 from tests.helpers.covering import pairwise
+from tests.helpers.draw_kinds import each_draw_kind
 from tests.helpers.engine_rounds import rounds_until, tokens_of
 from tests.helpers.random_trees import random_tree
 from tests.helpers.self_draft_targets import (
