@@ -106,6 +106,8 @@ def test_drafted_tokens_are_counted_from_metrics() -> None:
     lines = 'sapwood_grown_nodes_total 41.0\nvllm:spec_decode_num_draft_tokens_total{a="b"} 1.0\n'
     with serving(metrics=lines) as url:
         assert ServerClient(url).counted_drafts() == 42
+        # the time being over does not mean that the server counts no drafts
+        assert ServerClient(url, until=time.monotonic() - 1).counted_drafts() == 42
 
 
 # ------------------------------------------------------------------------------- time, progress

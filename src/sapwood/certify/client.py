@@ -22,6 +22,7 @@ Json = dict[str, Any]
 BUSY = (429, 502, 503, 504)  # statuses after which a request is repeated
 TRIES = 4  # requests to a busy server
 PAUSE_S = 0.5  # before the second, doubled each time
+METRICS_S = 10.0  # longest wait for a server's metrics
 TIME_OVER = "the time limit is over; allow more with --minutes, or ask for fewer --samples"
 # counters of drafted tokens in a server's metrics: vLLM's, SGLang's, our own
 DRAFTED = re.compile(
@@ -96,9 +97,11 @@ class ServerClient:
         except ValueError:
             return status, content.decode("utf-8", "replace")[:200]
 
-    def fetch(self, method: str, path: str, body: Json | None = None) -> tuple[int, bytes]:
-        """One request by its whole path: status and body."""
-        left = self.until - time.monotonic()
+    def fetch(
+        self, method: str, path: str, body: Json | None = None, until: float | None = None
+    ) -> tuple[int, bytes]:
+        """One request by its whole path, before the deadline or another: status and body."""
+        left = (self.until if until is None else until) - time.monotonic()
         if left <= 0:
             raise DeadlineReached(TIME_OVER)
         timeout = min(self.limit, left)
@@ -157,8 +160,12 @@ class ServerClient:
 
     def counted_drafts(self) -> int | None:
         """Tokens drafted so far, from the server's metrics or its answers; None if it says none."""
+        # also after the deadline: what was drafted until then
+        until = time.monotonic() + METRICS_S
         try:
-            status, content = self.fetch("GET", self.path.removesuffix("/v1") + "/metrics")
+            status, content = self.fetch(
+                "GET", self.path.removesuffix("/v1") + "/metrics", until=until
+            )
         except SapwoodError:
             return self.drafted
         counts = DRAFTED.findall(content.decode("utf-8", "replace")) if status == 200 else []
