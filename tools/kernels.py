@@ -30,6 +30,8 @@ from triton.runtime import driver, jit
 # KB of shared memory of a program by compute capability
 SHARED = {"8.0": 163, "8.6": 99, "8.9": 99, "9.0": 227, "10.0": 227, "12.0": 99}
 ROWS = (1, 16, 64, 128)  # of a pass
+REQUESTS = 8  # whose trees are drafted together
+TEXT = 4  # rows of new text of each of them
 VOCAB = 4096
 STACK = 64  # bytes of spilled registers that a program may have: the assembler's choice
 TREE = (3, 16, 8)  # depth, beam and width of a drafted tree: root, first level and a later one
@@ -220,6 +222,8 @@ def a_draft(sizes: ModelSizes) -> Any:
     builder._ensure_buffers(levels)
     depths, ranks = (torch.from_numpy(column) for column in (levels.depths, levels.ranks))
     builder.body_after_verdict(levels, depths, ranks)
+    batch = builder.batch(REQUESTS)
+    batch.run(levels, TEXT)
     return builder
 
 

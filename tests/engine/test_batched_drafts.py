@@ -1,6 +1,7 @@
 """Requests of one pass whose trees a device drafts together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from sapwood.backends.torch.cuda.draft.batch_buffers import DraftedTree
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
 from sapwood.controllers.fixed import Fixed
+from sapwood.core.protocols import RequestContext
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import Tree
+from sapwood.core.types import NO_NODES, Budget
 from sapwood.core.whole_tree import TreeJob
 from sapwood.drafters.heads.eagle3 import Eagle3
 from sapwood.engine.outputs import Step
@@ -113,3 +116,26 @@ def test_a_request_alone_is_drafted_by_the_single_draft(batches: list[int]) -> N
     stage.ask(PROMPTS[0], Sampling(max_tokens=9))
     stage.run()
     assert not batches
+
+
+def test_text_that_waits_for_a_draft_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sapwood.drafters.heads.eagle3.PIECES", 2)
+    steps, whole = backends()
+    recipe = Recipe(
+        Eagle3(head=tame_head()), Beam(beam=3, estimator=Raw()), Match(), Seldom(nodes=6, depth=3)
+    )
+    stage, found = texts_of(recipe, whole)
+    assert found == texts_of(resolve("plain"), steps)[1]
+    assert sum(one.nodes for one in stage.rounds) > 0
+
+
+@dataclass
+class Seldom(Fixed):
+    """A fixed budget in every fifth round, none in the others."""
+
+    def reset(self, request: RequestContext) -> None:
+        self.rounds_ = 0
+
+    def budget(self) -> Budget:
+        self.rounds_ += 1
+        return NO_NODES if self.rounds_ % 5 else super().budget()

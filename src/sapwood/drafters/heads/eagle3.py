@@ -49,6 +49,8 @@ from sapwood.heads.kv_cache import HeadKvCache, prefill, write_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+# pieces of new text before they are joined: each may hold the features of a whole pass in memory
+PIECES = 32
 # nodes, the head's outputs there [nodes, width] and its logits [nodes, draft vocab] -> the logits
 # to draft from
 Correct = Callable[[Sequence[int], "Tensor", "Tensor"], "Tensor"]
@@ -184,6 +186,8 @@ class Eagle3(Part, WholeTreeDrafter):
         left = None if self.builder is None else self.builder.path_features(outcome)
         features = outcome.scores.hidden(path, self.net.config.features) if left is None else left
         self.unread_.append((features, outcome.tokens))
+        if len(self.unread_) > PIECES:
+            self.unread_ = [self._unread()]
         self.committed_ = outcome.context + len(path)
         self.rows_ = {}
 

@@ -39,7 +39,10 @@ def prepare_batches(builder: Any, shapes: Sequence[TreeShape], requests: int) ->
     if builder.device.type != "cuda":
         return
     most = step_up(min(requests, BATCHES[-1]), BATCHES)
+    version = builder.pool.version
     builder.pool.reserve(most + 1, SLOTS)  # the scratch sequence too
+    if builder.pool.version != version:
+        prepare(builder, shapes)  # drafts of one request were captured for the smaller pool
     for shape in shapes:
         sizes = builder.level_sizes(shape)
         if sizes is None or sizes.depth > DEEPEST:
