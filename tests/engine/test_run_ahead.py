@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sapwood.core.sampling import Sampling
+from sapwood.drafters.lookup.suffix import Suffix
 from sapwood.engine.cost_model import CostModel
 from tests.helpers.launching_toy import LaunchingToy
 from tests.helpers.scheduler_harness import Stage, alone, ended, tokens_of
@@ -104,6 +105,28 @@ def test_a_failed_launch_is_run_apart() -> None:
     stage.run()
     assert not target.failing
     assert len(target.launched) > 4  # and then ahead again
+    for request in stage.requests:
+        expected = alone(target, "plain", request.prompt, request.sampling)
+        assert tokens_of(stage.steps[request]) == expected
+
+
+def test_a_drafter_observes_the_rounds_of_a_rest_before_it_drafts_again() -> None:
+    """Texts that repeat themselves are found by look-up after a rest as without one."""
+    target = LaunchingToy("target", vocab=3, curve=STEEP)
+    stage = Stage(target, DRAFTING, CostModel.from_json(STEEP.to_json()))
+    for number in range(3):
+        stage.ask([0, 1, number, 2], Sampling(max_tokens=150))
+    for _ in range(60):
+        stage.scheduler.step()
+    rested = [request.running.rested for request in stage.pool.running]
+    assert any(rested)
+    for request in stage.pool.running:
+        decoder = request.running
+        decoder.catch_up()
+        drafter = decoder.drafter
+        assert isinstance(drafter, Suffix)
+        assert drafter.output_ == request.output_tokens
+    stage.run()
     for request in stage.requests:
         expected = alone(target, "plain", request.prompt, request.sampling)
         assert tokens_of(stage.steps[request]) == expected

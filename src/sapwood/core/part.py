@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -62,6 +62,11 @@ class Part:
         """Let nested parts learn."""
         for part in self.nested():
             part.observe(outcome)
+
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Of a drafter: observe several rounds without a tree, in order."""
+        for outcome in outcomes:
+            self.observe(outcome)
 
     def close(self) -> None:
         """Free the request's memory."""

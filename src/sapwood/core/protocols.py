@@ -382,6 +382,9 @@ class Drafter(PartProtocol, Protocol):
     def observes_roots(self) -> bool:
         """True when it observes rounds without a tree by token and hidden states alone."""
 
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Observe several rounds without a tree, in order."""
+
     def lookahead(self, tree: Tree) -> LookaheadRows | None:
         """Rows of its own behind the nodes of the tree that will be verified; None for none."""
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 ROOT_PATH = (ROOT,)
+RESTED = 64  # rounds without a tree that a drafter observes at a time
 
 
 class RequestDecoder:
@@ -92,6 +93,7 @@ class RequestDecoder:
         self.follows_best = (
             sampling.greedy and not sampling.touches_logits and isinstance(self.verifier, Match)
         )
+        self.rested: list[Outcome] = []  # rounds of launched passes, for the drafter
         # a round that only the drafter has observed so far
         self.pending_outcome: Outcome | None = None
         self.row_drafts: LookaheadRows | None = None  # rows behind this round's nodes
@@ -119,6 +121,7 @@ class RequestDecoder:
 
     def plan_tree(self, most: int, load: BatchLoad | None) -> None:
         """Set the budget of this round's tree, at the prices of a pass with this load."""
+        self.catch_up()
         self.paused = self.clock.restart()  # the caller's time since the last round is not counted
         if load is not None:
             if self.joins:
@@ -224,7 +227,15 @@ class RequestDecoder:
         self.sampler.commit(outcome.tokens)
         self.root = outcome.verdict.bonus
         if not self.never_drafts:
-            self.drafter.observe(outcome)
+            self.rested.append(outcome)
+            if len(self.rested) == RESTED:
+                self.catch_up()
+
+    def catch_up(self) -> None:
+        """Let the drafter observe the rounds without a tree that it has not."""
+        rested, self.rested = self.rested, []
+        if rested:
+            self.drafter.observe_roots(rested)
 
     def _overlaps(self, scores: TargetOutput) -> bool:
         """True when a device drafts or scores while the host plans and learns."""
@@ -299,6 +310,7 @@ class RequestDecoder:
         with ExitStack() as stack:
             for part in (self.controller, self.verifier, self.policy, self.drafter, self.session):
                 stack.callback(part.close)  # the last one first
+            self.catch_up()
             self.learn()
 
 

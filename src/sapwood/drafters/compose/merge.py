@@ -108,6 +108,15 @@ class Merge(Part, WholeTreeDrafter):
             else:
                 drafter.observe(outcome)
 
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Let each drafter observe rounds without a tree."""
+        self._catch_up()
+        self.looked_up_ = None
+        for _ in outcomes:
+            self.promise.fade()
+        for drafter in self.drafters:
+            drafter.observe_roots(outcomes)
+
     def _remember(self, outcome: Outcome) -> None:
         """Count the accepted tokens of a looked-up path."""
         found, self.looked_up_ = self.looked_up_, None

@@ -135,6 +135,11 @@ class AutoHead(Part, WholeTreeDrafter):
         if self.drafter_ is not None:
             self.drafter_.observe(outcome)
 
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Let the drafter in use observe rounds without a tree."""
+        if self.drafter_ is not None:
+            self.drafter_.observe_roots(outcomes)
+
     def close(self) -> None:
         """Free the drafter's memory."""
         if self.drafter_ is not None:

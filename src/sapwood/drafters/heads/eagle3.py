@@ -35,6 +35,7 @@ from sapwood.core.whole_tree import (
     builds_batches,
 )
 from sapwood.drafters.heads.head_kv_cache import (
+    RootFeatures,
     best,
     check,
     joined,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 # pieces of new text before they are joined: each may hold the features of a whole pass in memory
 PIECES = 32
+LATE_PIECES = 4  # the same of rounds without a tree, of which one piece holds many
 # nodes, the head's outputs there [nodes, width] and its logits [nodes, draft vocab] -> the logits
 # to draft from
 Correct = Callable[[Sequence[int], "Tensor", "Tensor"], "Tensor"]
@@ -189,6 +191,16 @@ class Eagle3(Part, WholeTreeDrafter):
         if len(self.unread_) > PIECES:
             self.unread_ = [self._unread()]
         self.committed_ = outcome.context + len(path)
+        self.rows_ = {}
+
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the hidden states of rounds without a tree, gathered when they are needed."""
+        tokens = [outcome.verdict.bonus for outcome in outcomes]
+        scores = [outcome.scores for outcome in outcomes]
+        self.unread_.append((RootFeatures(scores, self.net.config.features), tokens))
+        if len(self.unread_) > LATE_PIECES:
+            self.unread_ = [self._unread()]
+        self.committed_ = outcomes[-1].context + 1
         self.rows_ = {}
 
     def close(self) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sapwood.core.array_types import BoolArray, FloatArray, IntArray
-from sapwood.core.protocols import Backend
+from sapwood.core.protocols import Backend, TargetOutput
+from sapwood.core.tree import ROOT
 from sapwood.core.whole_tree import FeatureSource
 from sapwood.errors import SapwoodError
 
@@ -50,6 +51,20 @@ def tensor(features: "Tensor | FeatureSource") -> "Tensor":
 
     found: Tensor = features if isinstance(features, torch.Tensor) else features.tensor()
     return found
+
+
+class RootFeatures:
+    """The target's hidden states of rounds without a tree, gathered when a head needs them."""
+
+    def __init__(self, scores: Sequence[TargetOutput], layers: Sequence[int]) -> None:
+        self.scores = scores
+        self.layers = layers
+
+    def tensor(self) -> "Tensor":
+        """The features as one tensor, [rounds, features]."""
+        import torch
+
+        return torch.cat([scores.hidden((ROOT,), self.layers) for scores in self.scores])
 
 
 def joined(parts: "Sequence[Tensor | FeatureSource]") -> "Tensor | FeatureSource":

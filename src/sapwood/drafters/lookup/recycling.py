@@ -13,6 +13,7 @@ Ours beside it: probabilities are stored with the tokens, so that any policy can
 tokens, which are looked up first; and the end of the prompt is written before the first round.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -95,6 +96,10 @@ class Recycling(Part):
         self._write(tree.tokens[order], before[order], tokens[order], logps[order])
         self.before_ = int(tree.tokens[path[-1]])
         self.committed_ = outcome.context + len(path)
+
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Go on behind rounds without a tree, whose rows are not written."""
+        self.observe(outcomes[-1])
 
     def _write(self, last: IntArray, before: IntArray, tokens: IntArray, logps: FloatArray) -> None:
         """Keep these successors, [n, count], under their last token and under their last two."""

@@ -101,6 +101,12 @@ class Suffix(Part, LookupDrafter):
         if outcome.asked:
             self.catch_up()
 
+    def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
+        """Append the tokens of rounds without a tree; to index them can wait."""
+        tokens = [outcome.verdict.bonus for outcome in outcomes]
+        self.unindexed_ += tokens
+        self.output_ += tokens
+
     def close(self) -> None:
         """Remember the output."""
         self.earlier.learn(self.output_)
