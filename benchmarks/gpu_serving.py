@@ -41,7 +41,7 @@ BASE = "plain"
 
 
 def row(
-    run: ScheduledClients, level: int, loads: Sequence[ClientLoad], same: int
+    run: ScheduledClients, level: int, loads: Sequence[ClientLoad], same: list[bool]
 ) -> dict[str, Any]:
     """Numbers of one recipe at one load."""
     answers = [answer for load in loads for answer in load.answers]
@@ -67,7 +67,8 @@ def row(
         "step_ms": 1e3 * ratio(sum(stats.seconds for stats in passes), len(passes)),
         "pass_ms": 1e3 * ratio(sum(stats.verify for stats in passes), len(passes)),
         "answers": len(answers),
-        "same_text": same,
+        "compared": len(same),  # texts of which plain decoding alone was in time
+        "same_text": sum(same),
     }
 
 
@@ -103,7 +104,7 @@ def measure(
     for level in options.levels:
         each = min(max(options.rounds * level, options.least), len(prompts) // options.repeats)
         loads: dict[str, list[ClientLoad]] = {run.name: [] for run in runs}
-        same = dict.fromkeys(loads, 0)
+        same: dict[str, list[bool]] = {name: [] for name in loads}
         for run in runs:
             if llm.text is not None:
                 warm_up(run.scheduler, llm.text.encode, [level], lambda _: None)
@@ -121,7 +122,9 @@ def measure(
                     alone[number] = base.run([prompts[number]], 1).answers[0].tokens
             for name, found in loads.items():
                 answers = zip(numbers, found[-1].answers if found else [], strict=False)
-                same[name] += sum(alone.get(number) == one.tokens for number, one in answers)
+                same[name] += [
+                    alone[number] == one.tokens for number, one in answers if number in alone
+                ]
         rows += [
             row(run, level, loads[run.name], same[run.name]) for run in runs if loads[run.name]
         ]
@@ -142,7 +145,7 @@ def line(found: dict[str, Any]) -> str:
         f"p99 {found['token_ms_p99']:7.2f}  pause {found['pause_ms']:7.1f} ms  "
         f"trees {found['trees_per_pass']:5.1f} nodes {found['nodes_per_pass']:6.1f} "
         f"step {found['step_ms']:6.2f} pass {found['pass_ms']:6.2f}  "
-        f"same {found['same_text']}/{found['answers']}"
+        f"same {found['same_text']}/{found['compared']}"
     )
 
 

@@ -580,14 +580,14 @@ def gpu_serving_section(record: Record) -> Iterator[str]:
             f"{row['tokens_per_second']:,.0f}",
             *(f"{row[name]:.1f}" for name in times),
             f"{row['nodes_per_pass']:.1f}",
-            f"{row['same_text']}/{row['answers']}",
+            f"{row['same_text']}/{row['compared'] or '?'}",
         ]
         for row in record["rows"]
     ]
     text = (
         f"{record['machine']['gpu']}, commit {figures.state(record)}. Seconds from the first "
         "submission to the last token, prefill included; texts are compared with those of plain "
-        "decoding alone. File: "
+        f"decoding alone. {record['note']} File: "
         f"[gpu-serving.json](../{RESULTS}/gpu-serving.json)."
     )
     yield section(TITLES["gpu-serving.json"], text, table(heads, rows), record["command"])

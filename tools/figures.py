@@ -45,6 +45,7 @@ OPEN = re.compile(r"<!-- (?:fig|table):")
 CPU = "cpu-peers.json"  # engines beside each other: the record of quoted CPU speeds
 GPU = "gpu-h200.json"
 SERVING = "cpu-serving.json"
+GPU_SERVING = "gpu-serving.json"
 GUEST = "guest-vllm.json"
 HEADS = "heads.json"
 NO_RECORD = "The record of this command is not there yet.\n"
@@ -141,6 +142,16 @@ def served(run: str, level: int) -> Callable[[Record], float]:
     )
 
 
+def shared_rate(level: int, over: int = 0) -> Callable[[Record], float]:
+    """Tokens per second of plain decoding of so many requests on a GPU, or over those of others."""
+
+    def value(record: Record) -> float:
+        rates = {row["level"]: row[RATE] for row in record["rows"] if row["recipe"] == "plain"}
+        return float(rates[level] / rates[over] if over else rates[level])
+
+    return value
+
+
 def guests(record: Record) -> list[Record]:
     """All runs of sapwood inside another engine."""
     ways = [suite["sapwood"] for suite in record["ways"].values()]
@@ -175,6 +186,10 @@ FIGURES: dict[str, Figure] = {
     "cpu.hf_over_plain": Figure(CPU, median_run("hf", OVER)),
     "cpu.auto_over_hf": Figure(CPU, median_run("sapwood:auto", RATE, "hf"), ".0f"),
     # one H200, SmolLM2-135M, float16, greedy
+    "gpu.served_plain_32": Figure(GPU_SERVING, shared_rate(32), ",.0f"),
+    "gpu.served_plain_8_over_1": Figure(GPU_SERVING, shared_rate(8, 1), ".1f"),
+    "gpu.served_plain_32_over_1": Figure(GPU_SERVING, shared_rate(32, 1), ".1f"),
+    "gpu.served_plain_128_over_1": Figure(GPU_SERVING, shared_rate(128, 1), ".1f"),
     "gpu.pass_1_ms": Figure(GPU, pass_ms(1)),
     "gpu.pass_64_ms": Figure(GPU, pass_ms(64)),
     "gpu.prompts": Figure(GPU, decoded("auto", "prompts"), "d"),

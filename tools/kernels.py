@@ -244,6 +244,8 @@ def a_verdict(rows: int, sizes: ModelSizes, builder: Any) -> None:
     verify_kernels.noise(torch.zeros(4, dtype=torch.int64), VOCAB, gumbel)
     temperature = torch.ones(1, dtype=torch.float64)
     verify_kernels.keyed_draw(logits, gumbel, held.rows.depths, temperature, tokens)
+    warmth = torch.ones(rows, dtype=torch.float64)
+    verify_kernels.draw_rows(logits, torch.zeros(rows, dtype=torch.int64), warmth, tokens[:rows])
     verify_kernels.walk(held, tokens, rows)
     states = [torch.empty(rows, sizes.width, dtype=sizes.dtype) for _ in range(3)]
     verify_kernels.gather_features(held, states)
@@ -251,6 +253,7 @@ def a_verdict(rows: int, sizes: ModelSizes, builder: Any) -> None:
     builder.ops.write_pass_args(held, builder.args.scalars, facts)
     pool = torch.empty(2, 1, LENGTHS[0], heads.keys, heads.width, dtype=sizes.dtype)
     kv_move.move(pool, torch.zeros(3, dtype=torch.int64), 0, 0, 4)
+    kv_move.move_many(pool, torch.zeros(2, 2 + 32, dtype=torch.int64), 32)
     kv_move.keep(pool, held.path, facts, triton.next_power_of_2(LONGEST))
     shape = shape_of_one(rows, LENGTHS[0], -(-rows // 64), True, heads, rows > 1)
     inputs: Any = SimpleNamespace(on_device=torch.zeros(shape.size + rows * 2, dtype=torch.int64))

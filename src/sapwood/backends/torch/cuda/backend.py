@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,23 +75,34 @@ class CudaBackend(TorchBackend):
     def prepare_batches(self, requests: int, progress: Callable[[str], None]) -> None:
         """Capture the passes that this many requests may share."""
         if self.device.type == "cuda":
-            from sapwood.backends.torch.cuda.batch_warmup import (
-                capture_batches,
-                capture_tree_passes,
-            )
+            from sapwood.backends.torch.cuda.batch_warmup import capture_batches
 
             self._detach_outputs()
             capture_batches(self.fused, self._watched, requests, progress)
-            for builder in [held() for held in self._builders]:
-                if builder is not None:
-                    capture_tree_passes(self.fused, builder, self._watched, progress)
+            for held in self._builders:
+                self._capture_trees(held, progress)
 
     def tree_builder(self, head: Any, embedding: torch.Tensor) -> TreeBuilder | None:
         """A builder of whole trees of an EAGLE-3 head; its passes are captured with batches."""
         builder = super().tree_builder(head, embedding)
         if isinstance(builder, CudaTreeBuilder):
-            self._builders.append(weakref.ref(builder))
+            held = weakref.ref(builder)
+            self._builders.append(held)
+            builder.on_prepared = partial(self._capture_trees, held)
         return builder
+
+    def _capture_trees(
+        self,
+        held: "weakref.ref[CudaTreeBuilder]",
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Capture the passes over a builder's trees, unless a text is being decoded."""
+        builder = held()
+        if builder is not None and self.device.type == "cuda" and not self.fused.pool.used:
+            from sapwood.backends.torch.cuda.batch_warmup import capture_tree_passes
+
+            self._detach_outputs()
+            capture_tree_passes(self.fused, builder, self._watched, progress)
 
     @torch.inference_mode()
     def launch_roots(self, batch: RootBatch, chunks: Sequence[PrefillChunk] = ()) -> CudaRoots:

@@ -62,6 +62,10 @@ POSITIONS = 8192  # for which rotary angles are made at first
 TIMED = 8  # one draft in this many is timed
 
 
+def do_nothing() -> None:
+    """The default of `CudaTreeBuilder.on_prepared`."""
+
+
 class CudaTreeBuilder:
     """Drafts trees with one EAGLE-3 head on the device that holds it."""
 
@@ -90,6 +94,7 @@ class CudaTreeBuilder:
         self.draft_seconds: dict[LevelSizes, float] = {}  # by sizes, as last measured
         self.drafts = 0
         self.prelaunched: PrelaunchedDraft | None = None
+        self.on_prepared: Callable[[], None] = do_nothing  # called when its drafts are captured
         self.batches: dict[int, BatchDraft] = {}  # by their number of requests
 
     def open(self, rows: int) -> HeadKvSequence:
