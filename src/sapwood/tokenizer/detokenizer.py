@@ -25,7 +25,7 @@ class Detokenizer:
         # a prompt may end inside a character
         text = self._decode(self._window)
         self._sent = len(text.rstrip(BROKEN))
-        self._held = int(text.endswith(BROKEN))
+        self._broken = text.endswith(BROKEN)  # the window begins inside a character
 
     def _restart(self, lead: list[int]) -> None:
         """Begin a window with tokens whose text has been output."""
@@ -46,7 +46,7 @@ class Detokenizer:
 
     def push_one(self, token: int) -> str:
         """The same for one token."""
-        alone = None if self._held else self._tokenizer.text_alone(token)
+        alone = None if self._held or self._broken else self._tokenizer.text_alone(token)
         if alone is not None and token not in self._shown:
             self._window = [token]
             self._lead = 1
@@ -62,6 +62,7 @@ class Detokenizer:
         # a token without text stays in the window, to be decoded with the next one
         if len(complete) == len(full) and (out or late):
             self._held = 0
+            self._broken = False
             if len(self._window) >= self._lead + LEAD:  # each restart decodes once more
                 self._restart(self._window[-LEAD:])
         return out
