@@ -125,6 +125,7 @@ def warm_up(runner: BenchRunner, llm: LLM, count: int, temperatures: Sequence[fl
 
 def run(options: argparse.Namespace) -> None:
     """Prepare, warm up, measure within the time, and write the record."""
+    started = time.monotonic()
     load = provenance.load()
     points = read_points(options.temperature, "", "")
     plan = Benchmark(
@@ -150,7 +151,7 @@ def run(options: argparse.Namespace) -> None:
     heats = [point.temperature for point in points]
     warm_up(runner, llm, options.warm, heats)
     begin = time.monotonic()
-    end = None if options.seconds is None else STARTED + options.seconds
+    end = None if options.seconds is None else started + options.seconds
     due = 0.0  # when the record is written again
 
     def keep() -> None:

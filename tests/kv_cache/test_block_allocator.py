@@ -300,3 +300,23 @@ def test_what_was_begun_before_all_was_forgotten_is_not_known() -> None:
     table.commit(text)
     table.close()
     assert (blocks.used, blocks.cached) == (0, 0)
+
+
+def test_blocks_may_be_dropped_while_others_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the garbage collector does with the blocks of a lost text, at any moment."""
+    allocator = BlockAllocator()
+    lost = allocator.take(3)
+    find = BlockAllocator._next
+
+    def collected(self: BlockAllocator, after: int, wanted: int) -> int:
+        found = find(self, after, wanted)
+        while lost:
+            self.drop([lost.pop()])
+        return found
+
+    monkeypatch.setattr(BlockAllocator, "_next", collected)
+    held = allocator.take(2)
+    assert len(held) == 2
+    assert allocator.used == 2
+    allocator.drop(held)
+    assert (allocator.used, allocator.capacity) == (0, 0)

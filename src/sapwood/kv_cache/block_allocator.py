@@ -42,6 +42,8 @@ class BlockAllocator:
         self._taken: list[int] = []  # blocks of each extent that are not free
         self._names: dict[int, bytes] = {}  # hashes of registered blocks
         self._known: dict[bytes, int] = {}  # registered blocks by hash
+        # while blocks are taken; the garbage collector may drop those of a lost text meanwhile
+        self._taking = False
         self._idle: dict[int, None] = {}  # cached blocks, least recently used first
 
     # ------------------------------------------------------------------------------- capacity
@@ -87,7 +89,14 @@ class BlockAllocator:
     def take(self, count: int, after: int = -1, ahead: int = 0) -> list[int]:
         """Allocate blocks: those behind `after` if free, else with room for `ahead` more."""
         self.check(count)
-        self._make(count)
+        self._taking = True
+        try:
+            self._make(count)
+            return self._take(count, after, ahead)
+        finally:
+            self._taking = False
+
+    def _take(self, count: int, after: int, ahead: int) -> list[int]:
         found: list[int] = []
         for left in range(count + ahead, ahead, -1):
             after = self._next(after, left)
@@ -122,7 +131,7 @@ class BlockAllocator:
                     self._idle[block] = None
                 else:
                     self._release(block)
-        if not self.used and not self.keeps:
+        if not self.used and not self.keeps and not self._taking:
             self._counts = []
             self._free = np.ones(0, bool)
             self._spare = 0

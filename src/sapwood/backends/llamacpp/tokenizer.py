@@ -40,6 +40,8 @@ class Literal:
 class GgufTokenizer:
     """Text to tokens and back, by llama.cpp."""
 
+    decoder = None  # of the tokenizers library: neighbours may change the text of a token
+
     def __init__(self, weights: GgufModel) -> None:
         self._weights = weights
         self._llama = weights.llama
