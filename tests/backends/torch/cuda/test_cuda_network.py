@@ -151,7 +151,8 @@ def test_scores_outlive_a_pass_but_not_their_text() -> None:
 
 
 def test_long_trees_and_prompts_take_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sapwood.backends.torch.cuda.pass_inputs.MAX_ROWS", 8)
+    for module in ("pass_inputs", "tree_rows"):
+        monkeypatch.setattr(f"sapwood.backends.torch.cuda.{module}.MAX_ROWS", 8)
     model = tiny_models.make("mistral").to(DEVICE)
     stock = TorchBackend(model)
     fused = CudaBackend(model)
