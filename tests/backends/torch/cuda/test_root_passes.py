@@ -112,6 +112,25 @@ def test_too_many_rows_are_refused_before_anything_changes(backend: CudaBackend)
     other.close()
 
 
+def test_a_launch_that_fails_commits_no_root(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain(backend, TEXTS[0], 1)
+    session = backend.open(TEXTS[0][:-1])
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no launch")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.fused, "run_shape", fails)
+        with pytest.raises(RuntimeError, match="no launch"):
+            backend.launch_roots(roots([session], [TEXTS[0][-1]]))
+    assert session.length == len(TEXTS[0]) - 1
+    again = backend.launch_roots(roots([session], [TEXTS[0][-1]]))
+    assert again.next_tokens().tolist() == expected
+    session.close()
+
+
 def test_rows_are_drawn_with_their_own_noise() -> None:
     rng = np.random.default_rng(3)
     logits = torch.from_numpy(rng.normal(0, 3, (4, 300)).astype(np.float32)).to(DEVICE)

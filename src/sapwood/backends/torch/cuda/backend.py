@@ -87,7 +87,7 @@ class CudaBackend(TorchBackend):
         builder = super().tree_builder(head, embedding)
         if isinstance(builder, CudaTreeBuilder):
             held = weakref.ref(builder)
-            self._builders.append(held)
+            self._builders = [one for one in self._builders if one() is not None] + [held]
             builder.on_prepared = partial(self._capture_trees, held)
         return builder
 
@@ -116,7 +116,7 @@ class CudaBackend(TorchBackend):
             text.extend(len(chunk.tokens))
         slots = self.fused.pool.slots
         firsts = np.array([session.sequence.index for session in sessions], np.int64) * slots
-        lengths = np.array([session.launch_root() for session in sessions], np.int64)
+        lengths = np.array([session.place_root() for session in sessions], np.int64)
         roots = RootRows(np.array(batch.tokens, np.int64), firsts, lengths)
         count = len(sessions)
         if chunks:
@@ -131,6 +131,8 @@ class CudaBackend(TorchBackend):
             result.logits, result.best, batch.temperatures, batch.keys
         )
         kept = {layer: states[:count].clone() for layer, states in result.kept.items()}
+        for session in sessions:  # last: a launch that fails has committed no root
+            session.advance(1)
         return CudaRoots(host, arrival, PassFeatures(kept).joined)
 
     def _own_session(self, session: Any) -> CudaSession:

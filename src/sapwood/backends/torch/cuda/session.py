@@ -72,14 +72,12 @@ class CudaSession(TorchSession):
         self._tokens = tree.tokens
         self._parents = tree.parents
 
-    def launch_root(self) -> int:
-        """Commit the root of a pass that is being launched; its position."""
+    def place_root(self) -> int:
+        """Position of the root of a pass that is about to be launched; `advance` commits it."""
         self._tidy()
         self._tree = None
         self.prelaunched_pass = None
-        position = self._length
-        self.advance(1)
-        return position
+        return self._length
 
     def prepare(self, tree: DeviceTree) -> PendingMove:
         """Make room for a whole tree; the move that its pass must run first."""
