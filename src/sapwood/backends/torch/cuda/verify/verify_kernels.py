@@ -43,6 +43,14 @@ def noise(keys: Tensor, vocab: int, out: Tensor) -> None:
 
 
 @triton.jit
+def keep_peak(chances, at, values, tokens, place, vocab):
+    """Write the largest number of a piece and its token; the lowest id wins a tie."""
+    peak = tl.max(chances, 0)
+    tl.store(values + place, peak)
+    tl.store(tokens + place, tl.min(tl.where(chances == peak, at, vocab), 0).to(tl.int64))
+
+
+@triton.jit
 def _keyed_draw(
     logits, gumbel, depths, temperature, values, tokens, vocab, pieces, size: tl.constexpr
 ):
@@ -54,11 +62,7 @@ def _keyed_draw(
     depth = tl.load(depths + row)
     raw = tl.load(logits + row.to(tl.int64) * vocab + at, there, float("-inf")).to(tl.float64)
     chances = raw / tl.load(temperature) + tl.load(gumbel + depth * vocab + at, there, 0.0)
-    peak = tl.max(chances, 0)
-    tl.store(values + row * pieces + piece, peak)
-    tl.store(
-        tokens + row * pieces + piece, tl.min(tl.where(chances == peak, at, vocab), 0).to(tl.int64)
-    )
+    keep_peak(chances, at, values, tokens, row * pieces + piece, vocab)
 
 
 @triton.jit
@@ -73,11 +77,7 @@ def _draw_rows(logits, keys, temperatures, values, tokens, vocab, pieces, size: 
     chances = raw
     if temperature > 0:
         chances = raw / temperature + gumbel_noise(tl.load(keys + row), at)
-    peak = tl.max(chances, 0)
-    tl.store(values + row * pieces + piece, peak)
-    tl.store(
-        tokens + row * pieces + piece, tl.min(tl.where(chances == peak, at, vocab), 0).to(tl.int64)
-    )
+    keep_peak(chances, at, values, tokens, row * pieces + piece, vocab)
 
 
 @triton.jit(do_not_specialize=["pieces"])
