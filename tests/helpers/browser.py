@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import queue
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ CHROMIUM = next(
 )
 MISSING = "no chromium was found; install it with `apt-get install chromium`"
 PATIENCE = 30.0  # seconds that a page may take for anything
+# Chromium fetches the icon of a tab after the page is complete: the test's server may be gone.
+LATE_ICON = re.compile(r"net::ERR_CONNECTION_REFUSED \S*/icon\.svg$")
 KEYS = {
     "Enter": (13, "\r"),
     "Escape": (27, ""),
@@ -111,7 +114,9 @@ class Browser:
         elif name == "Runtime.consoleAPICalled" and what["type"] in ("error", "warning", "assert"):
             self.problems.append(" ".join(str(item.get("value", item)) for item in what["args"]))
         elif name == "Log.entryAdded" and what["entry"]["level"] in ("error", "warning"):
-            self.problems.append(f"{what['entry']['text']} {what['entry'].get('url', '')}")
+            problem = f"{what['entry']['text']} {what['entry'].get('url', '')}"
+            if not LATE_ICON.search(problem):
+                self.problems.append(problem)
         elif name == "Network.requestWillBeSent":
             self.requests.append(what["request"]["url"])
 
