@@ -17,6 +17,9 @@ LLAMA_CMAKE += -DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON \
   -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON
 endif
 
+# compiled bytecode is kept: without it every process of the tests compiles all sources again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test kernels optional check tables docs size clean
 
 demo: $(READY)  ## run the built-in model through a living token tree
