@@ -31,6 +31,7 @@ FULL = (0, 256, 1024, 4096)
 # seconds of measuring per context
 QUICK_S = 1.5
 FULL_S = 8.0
+PROBE = 32  # tokens of a prompt by which the time of longer ones is estimated
 DEPTH = 8  # of the trees that are timed
 ENOUGH = 4  # sizes that are always timed, also on a slow machine
 PREPARE = 2  # passes of each size that a GPU backend may spend on compiling and capturing it
@@ -132,6 +133,8 @@ def measure(
     place_tree = target.capabilities.place_tree or unchanged
     trees = [place_tree(random_tree(count, info.vocab, noise)) for count in rows]
     grid = sorted({min(context, max(info.context - 2 * DEPTH, 0)) for context in contexts})
+    if info.device == "cpu":
+        grid = affordable(target, grid, 2 * seconds, noise)
     session = target.open(noise.integers(info.vocab, size=grid[-1]).tolist())
     times = []
     try:
@@ -145,6 +148,22 @@ def measure(
         meter.samples += [samples for cells in times for samples in cells.values()]
     table = [line(sorted(rows), cells) for cells in reversed(times)]
     return CostModel(sorted(rows), grid, table)
+
+
+def affordable(
+    target: Backend, grid: Sequence[int], seconds: float, noise: np.random.Generator
+) -> list[int]:
+    """The contexts whose prompts are prefilled within these seconds, and the shortest one."""
+    if target.info.context < PROBE:
+        return list(grid)
+    times = []
+    for _ in range(2):  # the first one may warm up
+        start = time.perf_counter()
+        target.open(noise.integers(target.info.vocab, size=PROBE).tolist()).close()
+        times.append((time.perf_counter() - start) / PROBE)
+    return [
+        context for context in grid if context in (grid[0], 0) or context * min(times) <= seconds
+    ]
 
 
 def widened(target: Backend, curve: CostModel, meter: LoadMeter | None = None) -> CostModel:

@@ -4,6 +4,8 @@ Operation by operation this is what transformers does with the same text in floa
 have the same bits as those of `smoothquant.channel_rms`, and so have the int8 weights.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,12 +14,15 @@ from sapwood.backends.torch.cpu_int8.smoothquant import TOKENS
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
 from sapwood.backends.torch.network import WHOLE
 
+Embed = Callable[[Tensor], Tensor]  # rows of the embedding, [tokens, width]
+
 
 class ActivationStats:
     """Runs random tokens through a model and measures its activations."""
 
     @torch.inference_mode()
-    def __init__(self, net: LlamaModel) -> None:
+    def __init__(self, net: LlamaModel, embed: Embed | None = None) -> None:
+        """`embed` reads rows of the embedding where `net` does not hold it."""
         noise = torch.Generator().manual_seed(0)
         tokens = torch.randint(net.vocab, (1, TOKENS), generator=noise)
         angles = torch.arange(TOKENS)[None, :, None].float() * net.rates
@@ -27,7 +32,8 @@ class ActivationStats:
             (angles.cos() * net.amplitude)[:, None],
             (angles.sin() * net.amplitude)[:, None],
         )
-        self.states = F.embedding(tokens, net.embedding).float()  # [1, tokens, width]
+        rows = F.embedding(tokens[0], net.embedding) if embed is None else embed(tokens[0])
+        self.states = rows.float()[None]  # [1, tokens, width]
 
     @torch.inference_mode()
     def measure(self, layer: LlamaLayer) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch import activation_cache
-from sapwood.backends.torch.activation_stats import ActivationStats
+from sapwood.backends.torch.activation_stats import ActivationStats, Embed
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import BIASED, NORMED, LlamaConfig, read_config
 from sapwood.backends.torch.cpu_int8 import int8_gemm
@@ -25,7 +25,7 @@ from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.cpu_int8.smoothquant import TOKENS, smooth_layer
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel, plain, window_of
-from sapwood.backends.torch.weights import TensorFiles, find_weights
+from sapwood.backends.torch.weights import LayerWeights, TensorFiles, find_weights
 from sapwood.common.heap import trim_heap
 
 WORTH = 1 << 24  # weights of a model whose activation statistics are worth caching
@@ -150,7 +150,11 @@ def frame_of(config: LlamaConfig, weights: TensorFiles) -> LlamaModel:
 
 
 def smoothed_layers(
-    net: LlamaModel, config: LlamaConfig, weights: TensorFiles, most: int
+    net: LlamaModel,
+    config: LlamaConfig,
+    weights: LayerWeights,
+    most: int,
+    embed: Embed | None = None,
 ) -> Iterator[LlamaLayer]:
     """Smoothed layers, one at a time; activation statistics, by `most` threads, are cached."""
     count = config.num_hidden_layers
@@ -160,7 +164,7 @@ def smoothed_layers(
         else None
     )
     known = None if place is None else activation_cache.recall(place, (count, config.hidden_size))
-    measure = ActivationStats(net).measure if known is None else cached_stats(known)
+    measure = ActivationStats(net, embed).measure if known is None else cached_stats(known)
     measured: list[Tensor] = []
     for layer in read_layers(config, weights):
         with threads(most):
@@ -173,7 +177,7 @@ def smoothed_layers(
     trim_heap()
 
 
-def read_layers(config: LlamaConfig, weights: TensorFiles) -> Iterator[LlamaLayer]:
+def read_layers(config: LlamaConfig, weights: LayerWeights) -> Iterator[LlamaLayer]:
     """The layers, one at a time; freed memory is returned now and then."""
     kinds = config.layer_types
     often = max(1, PILE // sum(4 * math.prod(shape) for shape in layer_shapes(config).values()))

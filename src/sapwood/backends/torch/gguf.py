@@ -1,4 +1,4 @@
-"""Folders made of GGUF files, once: configuration and tokenizer, and float32 weights if needed."""
+"""Folders made of GGUF files, once: configuration, tokenizer, and weights if needed."""
 
 import contextlib
 import hashlib
@@ -23,6 +23,7 @@ Write = Callable[[Path, Path, Progress], None]  # file, folder
 SAMPLES = 16
 SAMPLE = 1 << 16
 CONFIG = "config.json"
+INT8_WEIGHTS = "weights.int8"  # of a CPU, made of a file's own
 ADDS_BOS = "tokenizer.ggml.add_bos_token"
 FORMAT = "1"  # of a converted folder; a new number makes a new folder
 

@@ -1,10 +1,11 @@
-"""Reads a GGUF file into block layers as it is, without a converted copy of its weights.
+"""Reads a GGUF file into block layers as it is, or into int8 layers, without a float32 copy.
 
 A file with kinds of tensors that have no products here, or of a model that is not Llama-like, is
 left to the conversion.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,25 @@ from torch import Tensor
 
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import LlamaConfig
-from sapwood.backends.torch.cpu_int8 import int8_gemm
-from sapwood.backends.torch.cpu_int8.block_linear import BlockLayer, BlockLinear
+from sapwood.backends.torch.cpu_int8 import int8_file, int8_gemm
+from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, PackedLayer
 from sapwood.backends.torch.cpu_int8.embedding_table import GROUP, EmbeddingTable
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.network import Int8Network
-from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, frame, prefix, shapes
+from sapwood.backends.torch.fast_load import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    WORTH,
+    frame,
+    prefix,
+    shapes,
+    smoothed_layers,
+    threads,
+)
 from sapwood.backends.torch.gguf_blocks import EXACT, FLOATS, NAMES, GgufMatrix, floats_of
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
-from sapwood.backends.torch.llama import LlamaModel, plain, window_of
+from sapwood.backends.torch.llama import LlamaLayer, LlamaModel, plain, window_of
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
 from sapwood.common.heap import trim_heap
 
@@ -64,7 +75,7 @@ def other_kinds(header: GgufHeader) -> str:
 
 
 def missing_reason(config: LlamaConfig | None, header: GgufHeader) -> str:
-    """The reason why a model is not read as it is from its file; empty if it is."""
+    """The reason why a model is not read from its file layer by layer; empty if it is."""
     if config is None or not plain(config):
         return f"its layers ({header.architecture}) have no products here"
     if not int8_gemm.available():
@@ -75,8 +86,13 @@ def missing_reason(config: LlamaConfig | None, header: GgufHeader) -> str:
         return "its tensors are not those of its architecture"
     if found.keys() - wanted.keys():
         return f"it has another tensor, {min(found.keys() - wanted.keys())}"
-    above = [found[name] for name in wanted if name.split(".")[-2] in FUSED]
-    if any(tensor.shape[1] % BLOCK for tensor in above):
+    return ""
+
+
+def uneven(header: GgufHeader) -> str:
+    """The reason why a file's matrices cannot be fused as they are; empty if they can."""
+    above = [tensor for tensor in header.tensors if tensor.name.split(".")[-2] in FUSED]
+    if any(tensor.shape[-1] % BLOCK for tensor in above if len(tensor.shape) == 2):
         return f"a matrix has outputs that are no multiple of {BLOCK}"
     return ""
 
@@ -96,6 +112,25 @@ class GgufTensors:
         self.header = header
         self.config = config
         self.found = {tensor.name: tensor for tensor in header.tensors}
+
+    @property
+    def files(self) -> list[Path]:
+        """The file."""
+        return [self.path]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all tensors."""
+        return sum(math.prod(tensor.shape) for tensor in self.header.tensors)
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """These tensors in float32."""
+        return {
+            name: floats_tensor(self.matrix(name))
+            if len(self.tensor(name).shape) == 2
+            else self.vector(name)
+            for name in names
+        }
 
     def tensor(self, name: str) -> TensorInfo:
         """The table entry of a tensor."""
@@ -117,12 +152,12 @@ class GgufTensors:
         found = np.fromfile(self.path, np.uint8, info.size, offset=start)
         return torch.from_numpy(floats_of(found[None], info.kind)[0].copy())
 
-    def layer(self, index: int) -> BlockLayer:
+    def layer(self, index: int) -> PackedLayer:
         """One layer, projections of one input fused."""
         start = prefix(index)
         attention = start + "self_attn."
         kinds = self.config.layer_types
-        return BlockLayer(
+        return PackedLayer(
             norm=self.vector(start + "input_layernorm.weight"),
             qkv=self._linear(*(f"{attention}{part}_proj.weight" for part in "qkv")),
             qkv_bias=self._bias([f"{attention}{part}_proj.bias" for part in "qkv"]),
@@ -155,12 +190,72 @@ def open_gguf(
     embedding = tensors.matrix(EMBEDDING)
     head = embedding if config.tie_word_embeddings else tensors.matrix(HEAD)
 
-    def layers() -> Iterator[BlockLayer]:
+    def layers() -> Iterator[PackedLayer]:
         for index in range(config.num_hidden_layers):
             yield tensors.layer(index)
 
     network = Int8Network(frame_of(config, tensors), layers(), BlockLinear([head]), embedding)
     trim_heap()
+    return backend_of(config, network, embedding, head, name, load)
+
+
+def open_gguf_in_int8(
+    path: Path,
+    header: GgufHeader,
+    config: LlamaConfig,
+    name: str,
+    load: Callable[[], Any],
+    place: Path,  # of the int8 weights, which are made once
+    progress: Callable[[str], None],
+) -> TorchBackend:
+    """A backend with int8 layers for a file of any kinds of tensors; no float32 copy is kept."""
+    tensors = GgufTensors(path, header, config)
+    embedding = tensors.matrix(EMBEDDING)
+    head = embedding if config.tie_word_embeddings else tensors.matrix(HEAD)
+    net = frame_of(config, tensors)
+    facts = int8_file.facts_of(config.record)
+    stored = int8_file.restore(place, facts, config.num_hidden_layers)
+    if stored is not None:
+        network = Int8Network(net, *stored, embedding)
+    else:
+        layers = counted(quantised_layers(net, config, tensors, embedding), config, progress)
+        with threads(1):  # as in `fast_load`: hundreds of short steps
+            network = Int8Network(net, layers, head, embedding)
+        trim_heap()
+        if tensors.size >= WORTH:
+            int8_file.save(place, facts, network)
+    return backend_of(config, network, embedding, head, name, load)
+
+
+def quantised_layers(
+    net: LlamaModel, config: LlamaConfig, tensors: GgufTensors, embedding: GgufMatrix
+) -> Iterator[LlamaLayer]:
+    """The layers as int8 networks take them, one at a time."""
+
+    def embed(tokens: Tensor) -> Tensor:
+        return torch.from_numpy(embedding.take(tokens.numpy()))
+
+    return smoothed_layers(net, config, tensors, torch.get_num_threads(), embed)
+
+
+def counted(
+    layers: Iterator[LlamaLayer], config: LlamaConfig, progress: Callable[[str], None]
+) -> Iterator[LlamaLayer]:
+    """The same layers; says which one is packed."""
+    for number, layer in enumerate(layers, 1):
+        progress(f"packing layer {number} of {config.num_hidden_layers}, once")
+        yield layer
+
+
+def backend_of(
+    config: LlamaConfig,
+    network: Int8Network,
+    embedding: GgufMatrix,
+    head: GgufMatrix,
+    name: str,
+    load: Callable[[], Any],
+) -> TorchBackend:
+    """A backend whose embedding and output head stay in the file."""
     tables = (partial(table_of, embedding) if embedding.inputs % GROUP == 0 else None, None)
     first, last = (
         LazyMatrix(partial(floats_tensor, each), table)

@@ -11,7 +11,7 @@ import torch
 from sapwood.backends.torch.architectures import missing_part
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import read_config
-from sapwood.backends.torch.gguf import Progress, converted, described
+from sapwood.backends.torch.gguf import INT8_WEIGHTS, Progress, converted, described
 from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.backends.torch.hf.support import check_tree, context_of, fused, model_class
 from sapwood.backends.torch.llama import describe
@@ -148,30 +148,33 @@ def shortened(backend: TorchBackend) -> str:
 def from_gguf(
     model: str, device: torch.device, dtype: str | None, progress: Progress
 ) -> tuple[TorchBackend, Path] | None:
-    """A backend for a GGUF file read as it is; None if it is none, or has to be converted."""
+    """A backend for a GGUF file read layer by layer; None if it is none, or has to be converted."""
     path = find_gguf(model)
-    if path is None or device.type != "cpu" or dtype != "int4" or not has_numba():
+    if path is None or device.type != "cpu" or dtype not in (*AUTO, *PACKED) or not has_numba():
         return None
-    from sapwood.backends.torch.gguf_load import (
-        missing_reason,
-        open_gguf,
-        other_kinds,
-        rounded_kinds,
-    )
+    from sapwood.backends.torch import gguf_load
 
     header = read_header(path)
-    reason = other_kinds(header)
+    as_it_is = dtype == "int4"
+    reason = gguf_load.other_kinds(header) or gguf_load.uneven(header) if as_it_is else ""
     if not reason:
         folder = described(path, progress)
         config = read_config(folder)
-        reason = missing_reason(config, header)
+        reason = gguf_load.missing_reason(config, header)
     if reason or config is None:
         progress(f"{path.name} is converted to float32, as {reason}")
         return None
     progress(f"loading {model}")
-    found = open_gguf(path, header, config, model, partial(read_converted, path, model))
+    load_whole = partial(read_converted, path, model)
+    if as_it_is:
+        found = gguf_load.open_gguf(path, header, config, model, load_whole)
+    else:
+        found = gguf_load.open_gguf_in_int8(
+            path, header, config, model, load_whole, folder / INT8_WEIGHTS, progress
+        )
     prepare_kernels(found, progress)
-    note = ", ".join(filter(None, (rounded_kinds(header), shortened(found))))
+    rounded = gguf_load.rounded_kinds(header) if as_it_is else ""
+    note = ", ".join(filter(None, (rounded, shortened(found))))
     found.info = replace(found.info, weights=fingerprint_of_gguf(path, header), note=note)
     return found, folder
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Protocol
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -26,6 +27,21 @@ class TensorEntry:
     file: Path
     shape: tuple[int, ...]
     kind: str  # dtype name in the file
+
+
+class LayerWeights(Protocol):
+    """The tensors of a model, some of which are read at a time."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold them."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all tensors."""
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """These tensors in float32."""
 
 
 class TensorFiles:

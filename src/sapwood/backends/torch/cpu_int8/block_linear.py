@@ -58,18 +58,18 @@ class BlockLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLayer:
-    """One decoder layer with its matrices in blocks; otherwise as `LlamaLayer`."""
+class PackedLayer:
+    """One decoder layer whose matrices are quantised already; otherwise as `LlamaLayer`."""
 
     norm: Tensor
-    qkv: BlockLinear
+    qkv: BlockLinear | Int8Linear
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: BlockLinear
+    out: BlockLinear | Int8Linear
     mlp_norm: Tensor
-    gate_up: BlockLinear
-    down: BlockLinear
+    gate_up: BlockLinear | Int8Linear
+    down: BlockLinear | Int8Linear
     window: int
     rotary: int = 0
     extras: LayerExtras | None = None
@@ -80,7 +80,7 @@ def float_head(weight: MatrixSource) -> BlockLinear:
     return BlockLinear([FloatBlocks(weight, 8)])
 
 
-def to_blocks(layer: LlamaLayer) -> BlockLayer:
+def to_blocks(layer: LlamaLayer) -> PackedLayer:
     """A layer quantised to 4 bits."""
     from sapwood.backends.torch.cpu_int8.experts import each_expert
 
@@ -88,7 +88,7 @@ def to_blocks(layer: LlamaLayer) -> BlockLayer:
         each_expert(lambda part: BlockLinear([FloatBlocks(part, 4)]), weight)
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
     )
-    return BlockLayer(
+    return PackedLayer(
         norm=layer.norm,
         qkv=qkv,
         qkv_bias=layer.qkv_bias,

@@ -55,6 +55,10 @@ class StreamedMatrix:
             [*map(address, (self.bytes, self.scales, self.zeros)), self.blocks, self.depth]
         )
 
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays of the matrix by name, to be saved or filled."""
+        return {"bytes": self.bytes, "scales": self.scales, "zeros": self.zeros}
+
     def put(self, start: int, whole: Tensor, scales: Tensor) -> None:
         """Write outputs from a block boundary: int8 [outputs, inputs] and their scales."""
         stop = start + len(whole)

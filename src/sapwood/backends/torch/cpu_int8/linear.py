@@ -7,7 +7,7 @@ any order, and the same bits in both forms.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -47,6 +47,16 @@ class Int8Linear:
         self.packed = pack(weight)
         self.apply = kernel()
 
+    @classmethod
+    def of(cls, packed: Any, outputs: int, inputs: int) -> Self:
+        """The layer of a matrix that is quantised and packed already."""
+        made = cls.__new__(cls)
+        made.outputs = outputs
+        made.inputs = inputs
+        made.packed = packed
+        made.apply = kernel()
+        return made
+
     def __call__(self, rows: Tensor) -> Tensor:
         """Outputs of rows scaled to [-1, 1], float32 [rows, outputs]."""
         if isinstance(self.packed, StreamedMatrix):
@@ -62,12 +72,7 @@ class Int8Linear:
         """The layer without split inputs; below eight bits, with coarser weights too."""
         if bits < BITS:
             return Int8Linear(coarse(unpack(self.packed), bits))
-        made = Int8Linear.__new__(Int8Linear)
-        made.outputs = self.outputs
-        made.inputs = self.inputs
-        made.packed = self.packed
-        made.apply = self.apply
-        return made
+        return Int8Linear.of(self.packed, self.outputs, self.inputs)
 
 
 class SplitLinear(Int8Linear):

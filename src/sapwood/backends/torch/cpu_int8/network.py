@@ -20,7 +20,7 @@ from sapwood.backends.torch.cpu_int8.attention_plan import (
     pieces,
 )
 from sapwood.backends.torch.cpu_int8.block_gemm import BlockMatrix
-from sapwood.backends.torch.cpu_int8.block_linear import BlockLayer, BlockLinear
+from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, PackedLayer
 from sapwood.backends.torch.cpu_int8.eagle3 import Int8Eagle3
 from sapwood.backends.torch.cpu_int8.experts import each_expert
 from sapwood.backends.torch.cpu_int8.int8_gemm import StreamedMatrix
@@ -42,7 +42,7 @@ Linear = Int8Linear | BlockLinear
 class Int8Layer:
     """One decoder layer."""
 
-    def __init__(self, layer: LlamaLayer | BlockLayer) -> None:
+    def __init__(self, layer: LlamaLayer | PackedLayer) -> None:
         self.norm = floats(layer.norm)
         self.mlp_norm = floats(layer.mlp_norm)
         self.bias = NONE if layer.qkv_bias is None else floats(layer.qkv_bias)
@@ -61,9 +61,9 @@ class Int8Layer:
         return made
 
 
-def linears(layer: LlamaLayer | BlockLayer) -> tuple[Linear, Linear, Linear, Linear]:
+def linears(layer: LlamaLayer | PackedLayer) -> tuple[Linear, Linear, Linear, Linear]:
     """The products of a layer: queries, keys and values; attention output; the two of the MLP."""
-    if isinstance(layer, BlockLayer):
+    if isinstance(layer, PackedLayer):
         return layer.qkv, layer.out, layer.gate_up, layer.down
     # inputs of the split ones have outlier channels: one int8 grid for a row is too coarse;
     # those of gate and up are smoothed, which takes a norm before them and one MLP
@@ -94,8 +94,8 @@ class Int8Network:
     def __init__(
         self,
         net: LlamaModel,
-        layers: Iterable[LlamaLayer | BlockLayer],
-        head: MatrixSource | BlockLinear | None = None,
+        layers: Iterable[LlamaLayer | PackedLayer],
+        head: MatrixSource | Linear | None = None,
         embedding: EmbeddingRows | None = None,
     ) -> None:
         """`head` and `embedding`, read by rows, replace those of `net` where memory is short."""
@@ -105,7 +105,7 @@ class Int8Network:
         self.norm = floats(net.norm)
         self.head: Linear = (
             head
-            if isinstance(head, BlockLinear)
+            if isinstance(head, BlockLinear | Int8Linear)
             else Int8Linear(net.head if head is None else head)
         )
         self.levels = attention.levels(net.head_width)
