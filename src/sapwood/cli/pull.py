@@ -9,8 +9,14 @@ ModelName = Annotated[str, typer.Argument(help="smollm2 (built in), a Hub id or 
 
 
 def command(model: ModelName) -> None:
-    """Download a model from the Hub, or convert a GGUF file, for later commands."""
-    from sapwood.backends.torch.resolve_model import check, download, find_folder, is_hub_id
+    """Download a model from the Hub, or prepare a GGUF file, for later commands."""
+    from sapwood.backends.torch.resolve_model import (
+        check,
+        download,
+        find_folder,
+        find_gguf,
+        is_hub_id,
+    )
     from sapwood.cli import render
     from sapwood.common.cache_entries import spell_size
     from sapwood.common.local_models import weight_bytes
@@ -19,9 +25,13 @@ def command(model: ModelName) -> None:
     check(model, None, None)
     if is_hub_id(model):
         folder = download(model, render.aside, bars=True)
-    else:
+    elif find_gguf(model) is not None:
+        from sapwood.backends.torch.load import load_any
+
         with render.progress() as progress:
-            folder = find_folder(model, progress)
+            folder = load_any(model, progress=progress)[1]
+    else:
+        folder = find_folder(model, render.aside)
     size = weight_bytes(Path(folder))
     if not size:
         raise SapwoodError(f"{model} has no safetensors or GGUF weights; use another model")

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 from sapwood.common import drafter_store
 from sapwood.common.cache_dir import cache_folder
 
-WEIGHTS = ("*.safetensors", "*.gguf")
+CONVERTED = "*.safetensors"
+WEIGHTS = (CONVERTED, "*.gguf", "*.int8")
 HUB_PREFIX = "models--"  # of a model's folder in the Hub cache
 
 
@@ -54,10 +55,12 @@ def hub_models() -> Iterator[LocalModel]:
 
 
 def converted_models() -> Iterator[LocalModel]:
-    """Folders that GGUF files were converted to."""
+    """Folders that GGUF files were converted to, as transformers reads them."""
     for folder in sorted((cache_folder() / "models").glob("*/config.json")):
         path = folder.parent
-        if not path.name.startswith(".") and (size := weight_bytes(path)):
+        if path.name.startswith(".") or not any(path.glob(CONVERTED)):
+            continue
+        if size := weight_bytes(path):
             yield LocalModel(str(path), "converted", size, heads_of(str(path)), path)
 
 
