@@ -17,7 +17,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 MISSING = "no chromium was found; install it with `apt-get install chromium`"
-PATIENCE = 30.0  # seconds that a page may take for anything
+PATIENCE = 90.0  # seconds that a page may take for anything
 # Chromium fetches the icon of a tab after the page is complete: the test's server may be gone.
 LATE_ICON = re.compile(r"net::ERR_CONNECTION_REFUSED \S*/icon\.svg$")
 KEYS = {

