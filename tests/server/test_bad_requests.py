@@ -246,7 +246,7 @@ def test_values_that_a_field_may_have_are_listed(attacked: Served) -> None:
     for fields, words in (
         (
             {"messages": [{"role": "king", "content": "a"}]},
-            'send "system" or "developer" or "user"',
+            'send "assistant" or "developer" or "system"',
         ),
         ({"prediction": {"type": "text", "content": "a"}}, 'in prediction.type; send "content"'),
     ):
