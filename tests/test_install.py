@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Never
 
 import pytest
+from tools.fresh_install import Told
 
 import sapwood
 from sapwood.cli.main import VERBS, main
 from sapwood.common.extras import EXTRA_OF
 from tests.helpers import without_extras
-from tools.fresh_install import Told
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "sapwood"
