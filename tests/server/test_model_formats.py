@@ -279,8 +279,8 @@ def test_families_are_told_by_their_templates() -> None:
     covered = {call_format(case.template).name for case in CASES}
     assert covered == {entry.name for entry in calls}
     thought = {
-        entry.name
+        form.name
         for case in CASES
-        if case.reasoning and (entry := syntax_of(case.template, "").reasoning)
+        if case.reasoning and (form := syntax_of(case.template, "").reasoning)
     }
     assert thought == {entry.name for entry in reasoning}
