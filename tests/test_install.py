@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Never
 
 import pytest
+from tools.fresh_install import Told
 
 import sapwood
 from sapwood.cli.main import VERBS, main
@@ -124,6 +125,22 @@ def test_a_command_names_the_extra_it_needs(
     assert (found["code"], found["out"]) == (2, "")
     assert found["err"].splitlines()[-1] == f"sapwood: {sentence}"
     assert "Traceback" not in found["err"]
+
+
+def test_fresh_environments_are_asked_for_the_same_sentences(
+    base_install: dict[str, dict[str, Any]],
+) -> None:
+    for case, extra in (
+        (["run", "hi"], "torch"),
+        (["serve"], "serve"),
+        (["train", "eagle3"], "train"),
+    ):
+        said = Told(**base_install[str(case)])
+        assert said.sentence(f"'sapwood[{extra}]'"), said
+        assert not said.sentence("'sapwood[all]'")
+        assert not Told(1, said.out, said.err).sentence(extra)
+        assert not Told(2, said.out, f"Traceback: {said.err}").sentence(extra)
+        assert not Told(2, said.out, f"one more line\n{said.err}").sentence(extra)
 
 
 def test_every_command_is_tried() -> None:

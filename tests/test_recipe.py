@@ -155,7 +155,7 @@ def test_an_unknown_override_lists_what_is_known() -> None:
         SapwoodError, match="chain takes no estimator; use one that does, such as best or beam"
     ):
         recipes.resolve(BASE, estimator="raw")
-    with pytest.raises(SapwoodError, match="unknown recipe 'zzz'; known: auto, plain"):
+    with pytest.raises(SapwoodError, match="unknown recipe 'zzz'; `sapwood methods` lists"):
         recipes.resolve("zzz")
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -305,18 +304,14 @@ def test_chat_remembers_until_it_is_reset(
 # ------------------------------------------------------------------------------------------- start
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from sapwood.cli.main import main; main(['run', '--help']);"
-        "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules])"
+        "import sys, time; from sapwood.cli.main import main; main(['run', '--help']);"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'tokenizers') if m in sys.modules]);"
+        "print(time.process_time())"
     )
-    best = 9.9
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        best = min(best, time.perf_counter() - start)
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert best < 1.0  # 0.15 s on an idle machine
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *_, heavy, seconds = done.stdout.splitlines()
+    assert heavy == "[]"
+    assert float(seconds) < 1.0  # of the processor: a busy machine makes no difference
 
 
 def test_defaults_in_the_help_are_the_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,6 +321,19 @@ def test_defaults_in_the_help_are_the_real_ones(capsys: pytest.CaptureFixture[st
     assert f"Longest answer. [default: {real.max_tokens}]" in shown
     assert f"0 takes the best token. [default: {real.temperature:g}]" in shown
     assert f"Of the sampling. [default: {real.seed}]" in shown
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_no_sentence_of_the_help_is_cut(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for group in ([], ["trace"], ["deploy"]):
+        assert main([*group, "--help"]) == 0
+        usage, *lines = capsys.readouterr().out.splitlines()
+        assert usage.endswith("...")  # of the arguments
+        assert not [line for line in lines if line.endswith(("...", "…"))]
+        assert max(map(len, lines)) <= columns
 
 
 def test_no_arguments_is_help(

@@ -40,8 +40,9 @@ def test_messages_name_what_was_meant(call: Callable[[], object], sentence: str)
     assert sentence in str(caught.value)
 
 
-def test_a_name_like_no_other_lists_them_all() -> None:
-    with pytest.raises(SapwoodError, match=r"known: auto, plain, .* or spell one as drafter"):
+def test_a_name_like_no_other_is_told_where_all_are_listed() -> None:
+    sentence = r"; `sapwood methods` lists all \d+; or spell one as drafter \+ policy"
+    with pytest.raises(SapwoodError, match=sentence):
         resolve("zzzzzz")
 
 

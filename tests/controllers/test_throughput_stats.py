@@ -96,3 +96,10 @@ def test_one_slow_round_does_not_make_a_rest_long() -> None:
             stats.entries.append(RoundShare(1, 1, 0, draft, one_call=True))
             stats.settle(SharedPass(1, 2, 0, 10, 1.0), flat())
     assert 0 < stats.rest <= 32
+
+
+def test_with_a_slack_of_one_no_try_ends_early() -> None:
+    stats = ThroughputStats(slack=1.0, patience=24, first_pause=8, longest=64, probe=100)
+    for _ in range(60):
+        settle(stats, tokens=1, nodes=2, draft=5.0)
+        assert not stats.rest

@@ -15,6 +15,7 @@ from sapwood.core.types import BatchLoad, Draw, SharedPass
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.loop import Engine
+from sapwood.engine.outputs import Step
 from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
@@ -286,3 +287,16 @@ def test_a_request_that_was_put_aside_counts_what_it_said() -> None:
             rest += again.finish_round(scores).tokens
         assert [*whole[:said_before], *rest][:20] == whole
         again.close()
+
+
+def test_each_tree_of_a_shared_pass_is_booked_the_seconds_of_the_pass() -> None:
+    stage = Stage(Timed("target", vocab=3), "suffix + beam(width=2) + match + fixed(nodes=4)")
+    for first in (0, 1):
+        stage.ask([first, 1, 2] * 6, Sampling(max_tokens=12))
+    stage.run()
+    outcomes = [
+        step.outcome for steps in stage.steps.values() for step in steps if isinstance(step, Step)
+    ]
+    shared = [one for one in outcomes if one.shared is not None and len(one.tree) > 1]
+    assert shared
+    assert all(one.times.verify == one.shared.seconds == 1.0 for one in shared if one.shared)

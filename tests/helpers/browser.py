@@ -18,8 +18,11 @@ CHROMIUM = next(
 )
 MISSING = "no chromium was found; install it with `apt-get install chromium`"
 PATIENCE = 90.0  # seconds that a page may take for anything
-# Chromium fetches the icon of a tab after the page is complete: the test's server may be gone.
-LATE_ICON = re.compile(r"net::ERR_CONNECTION_REFUSED \S*/icon\.svg$")
+# A test's server ends before its page does: what the page then still asks for, the icon of the tab
+# or the state after an answer, is refused. While the server listens no connection is.
+AFTER_THE_END = re.compile(
+    r"net::ERR_CONNECTION_REFUSED http://127\.0\.0\.1:\d+/(\S*/)?(icon\.svg|playground/state)$"
+)
 KEYS = {
     "Enter": (13, "\r"),
     "Escape": (27, ""),
@@ -115,7 +118,7 @@ class Browser:
             self.problems.append(" ".join(str(item.get("value", item)) for item in what["args"]))
         elif name == "Log.entryAdded" and what["entry"]["level"] in ("error", "warning"):
             problem = f"{what['entry']['text']} {what['entry'].get('url', '')}"
-            if not LATE_ICON.search(problem):
+            if not AFTER_THE_END.search(problem):
                 self.problems.append(problem)
         elif name == "Network.requestWillBeSent":
             self.requests.append(what["request"]["url"])

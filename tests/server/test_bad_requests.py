@@ -242,6 +242,19 @@ def test_null_is_accepted_for_fields_that_are_not_supported(attacked: Served) ->
     assert refused(attacked, messages=[message])["param"] == "messages[0].reasoning_content"
 
 
+def test_values_that_a_field_may_have_are_listed(attacked: Served) -> None:
+    for fields, words in (
+        (
+            {"messages": [{"role": "king", "content": "a"}]},
+            'send "assistant" or "developer" or "system"',
+        ),
+        ({"prediction": {"type": "text", "content": "a"}}, 'in prediction.type; send "content"'),
+    ):
+        answer = attacked.chat(**fields)
+        assert answer.status == 400
+        assert words in answer.error["message"]
+
+
 def test_a_limit_is_named_as_the_request_names_it(attacked: Served) -> None:
     assert refused(attacked, max_tokens=None, max_completion_tokens=600)["param"] == (
         "max_completion_tokens"

@@ -88,6 +88,21 @@ def test_there_is_nothing_here(attacked: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),  # a base URL without /v1
+        ("/v1/v1/messages", "/v1/messages"),  # and one with it where the client adds it
+        ("/completion", "/v1/completions"),  # llama.cpp's own
+        ("/api/embeddings", "/api/embed"),  # Ollama's older one
+    ],
+)
+def test_the_path_that_was_meant_is_named(attacked: Served, path: str, meant: str) -> None:
+    answer = attacked.get(path)
+    assert answer.status == 404
+    assert f"did you mean {meant}?" in str(answer.json["error"])
+
+
+@pytest.mark.parametrize(
     ("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models"), ("PUT", TEXT), ("get", "/health")]
 )
 def test_not_in_this_way(attacked: Served, method: str, path: str) -> None:

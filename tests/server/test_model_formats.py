@@ -125,6 +125,16 @@ CASES = [
         reasoning="Rome.",
     ),
     Recorded(
+        "harmony with the function before the channel",
+        "<|channel|>analysis <|constrain|>",
+        "<|channel|>analysis<|message|>Rome.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        "I look.<|end|><|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+        f"{ROME_JSON}",
+        (("weather", ROME),),
+        "I look.",
+        "Rome.",
+    ),
+    Recorded(
         "harmony with an answer",
         "<|channel|>analysis <|constrain|>",
         "<|channel|>analysis<|message|>Rome.<|end|>"
@@ -180,6 +190,13 @@ CASES = [
         f"{ROME_JSON}}}<|action_end|>",
         (("weather", ROME),),
         "I look.",
+    ),
+    Recorded(
+        "seed that thinks",
+        "<seed:think></seed:think>",
+        "<seed:think>Rome.</seed:think>It rains.",
+        text="It rains.",
+        reasoning="Rome.",
     ),
     Recorded(
         "nemotron",
@@ -261,3 +278,9 @@ def test_families_are_told_by_their_templates() -> None:
     assert [entry.name for entry in found if entry] == [entry.name for entry in reasoning]
     covered = {call_format(case.template).name for case in CASES}
     assert covered == {entry.name for entry in calls}
+    thought = {
+        form.name
+        for case in CASES
+        if case.reasoning and (form := syntax_of(case.template, "").reasoning)
+    }
+    assert thought == {entry.name for entry in reasoning}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.api_answers import said
-from tests.helpers.asgi_client import Answer, Served, model, served
+from tests.helpers.asgi_client import HOST, Answer, Served, model, served
 from tests.helpers.attacked_server import AUTH, KEY
 from tests.helpers.named_events import fail_after_one
 from tests.helpers.speaking_model import speaking
@@ -305,6 +305,21 @@ def test_embeddings(toy: Served) -> None:
     # the toy has no hidden states; the route says so in this API's form
     assert "hidden states" in refused(toy.post("/api/embed", {"model": "toy", "input": "Hi"}))
     assert "unknown field" in refused(toy.post("/api/embed", {"input": "Hi", "nonsense": 1}))
+
+
+def test_commands_of_ollamas_documentation_name_no_type(toy: Served) -> None:
+    body = json.dumps({"model": "toy", "prompt": "Hi", "stream": False, "options": GREEDY}).encode()
+    form = ("content-type", "application/x-www-form-urlencoded")  # as curl -d sends it
+    page = ("origin", "http://127.0.0.1:8000")
+    for headers, status in (
+        ((HOST,), 200),
+        ((HOST, form), 200),
+        ((HOST, form, page), 415),  # a page can send a form without being asked for its right
+        ((HOST, form, ("sec-fetch-site", "none")), 415),
+        ((HOST, ("content-type", "text/plain")), 415),
+    ):
+        answer = toy.run(toy.ask("POST", "/api/generate", body, headers))
+        assert answer.status == status, (headers, answer.body)
 
 
 def test_errors_have_ollamas_form(toy: Served, monkeypatch: pytest.MonkeyPatch) -> None:

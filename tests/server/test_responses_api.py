@@ -196,6 +196,13 @@ def test_what_is_wrong_is_named_as_it_was_sent(
     assert (answer.status, answer.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_why_earlier_responses_cannot_be_named(toy: Served, name: str) -> None:
+    answer = ask(toy, **{name: "resp_1"})
+    assert (answer.error["code"], answer.error["param"]) == ("unsupported_parameter", name)
+    assert "send the earlier items in input" in answer.error["message"]
+
+
 def test_defaults_that_clients_write_out_are_accepted(toy: Served) -> None:
     defaults = {"background": False, "truncation": "disabled", "include": [], "tools": [],
                 "previous_response_id": None, "conversation": None, "store": True,

@@ -3,10 +3,14 @@
 import asyncio
 import json
 import logging
+import socket
 import urllib.request
+from typing import Never
 
 import pytest
 
+from sapwood.cli.main import main
+from sapwood.cli.options import ModelChoice
 from sapwood.server.app import ApiRoutes
 from sapwood.server.engine_thread import EngineThread
 from sapwood.server.server import http_server, url_of
@@ -43,6 +47,22 @@ def test_the_start_prints_a_url_that_opens(
     ]
     assert status == 200
     assert printed == f"toy is served at {line['url']}/v1, with a playground at {line['url']}/\n"
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(self: ModelChoice, progress: object = None) -> Never:
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr(ModelChoice, "open", never)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"sapwood: cannot listen on 127.0.0.1:{port}; is the port taken? "
+        "choose another with --port\n"
+    )
 
 
 def test_urls_are_those_of_this_machine() -> None:

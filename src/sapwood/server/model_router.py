@@ -5,8 +5,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from sapwood.server.app import json_response
-from sapwood.server.http.http_body import read_body
-from sapwood.server.http.middleware import OLLAMA
+from sapwood.server.http.http_body import OLLAMA, read_body
 from sapwood.server.model_pool import ModelPool
 from sapwood.server.ollama.schema import LATEST, OllamaModels
 from sapwood.server.openai import response_schema as r

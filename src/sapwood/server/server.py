@@ -1,7 +1,9 @@
 """The HTTP server: runs until a signal, then drains requests and aborts those that are left."""
 
 import asyncio
+import errno
 import logging
+import socket
 import sys
 import time
 from types import FrameType
@@ -160,11 +162,27 @@ def listen(server: HttpServer) -> None:
     try:
         server.run()
     except SystemExit as error:  # uvicorn exits when it cannot listen
-        settings = server.settings
-        address = settings.socket or f"{settings.host}:{settings.port}"
-        raise SapwoodError(
-            f"cannot listen on {address}; is the port taken? choose another with --port"
-        ) from error
+        raise not_listening(server.settings) from error
+
+
+def check_port(settings: ServerSettings) -> None:
+    """Refuse a port that is taken: before a model is loaded, which takes long."""
+    if settings.socket or settings.port == 0:
+        return
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # names are left to the server's own start
+            raise not_listening(settings) from error
+
+
+def not_listening(settings: ServerSettings) -> SapwoodError:
+    """The error of an address that cannot be listened on."""
+    address = settings.socket or f"{settings.host}:{settings.port}"
+    return SapwoodError(
+        f"cannot listen on {address}; is the port taken? choose another with --port"
+    )
 
 
 class ReplicaFormatter(logging.Formatter):

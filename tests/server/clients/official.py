@@ -3,13 +3,15 @@
 python -m tests.server.clients.official http://127.0.0.1:8000/v1 MODEL KEY
 """
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import openai
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 Check = Callable[[OpenAI, str], None]
 HI: list[Any] = [{"role": "user", "content": "Name three uses of a paperclip."}]
@@ -36,6 +38,20 @@ TOOL: Any = {
         },
     },
 }
+
+
+class Person(BaseModel):
+    """A format that the client reads back into an object."""
+
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=99)
+    mood: Literal["good", "bad"]
+
+
+class Weather(BaseModel):
+    """A function whose arguments the client reads back."""
+
+    city: Literal["Paris", "Rome"]
 
 
 def chat(client: OpenAI, model: str) -> None:
@@ -261,6 +277,72 @@ def responses(client: OpenAI, model: str) -> None:
     assert client.responses.create(input=items, **{**options, "max_output_tokens": 4}).output
 
 
+def parsing(client: OpenAI, model: str) -> None:
+    """Answers read back into pydantic objects, whole and in pieces."""
+    options: dict[str, Any] = {"model": model, "messages": HI, "max_tokens": 300, "seed": 1}
+    whole = client.chat.completions.parse(response_format=Person, **options)
+    person = whole.choices[0].message.parsed
+    assert isinstance(person, Person)
+    with client.chat.completions.stream(response_format=Person, **options) as stream:
+        kinds = {event.type for event in stream}
+        assert stream.get_final_completion().choices[0].message.parsed == person
+    assert {"content.delta", "content.done"} <= kinds
+    options |= {"tools": [openai.pydantic_function_tool(Weather)], "tool_choice": "required"}
+    with client.chat.completions.stream(parallel_tool_calls=False, **options) as stream:
+        kinds = {event.type for event in stream}
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert "tool_calls.function.arguments.done" in kinds
+    assert isinstance(call.function.parsed_arguments, Weather)
+
+
+def parsed_responses(client: OpenAI, model: str) -> None:
+    """The same of the Responses API, with its events in their order."""
+    options: dict[str, Any] = {"model": model, "input": "Who?", "max_output_tokens": 300}
+    options |= {"extra_body": {"seed": 1}}
+    person = client.responses.parse(text_format=Person, **options).output_parsed
+    assert isinstance(person, Person)
+    with client.responses.stream(text_format=Person, **options) as stream:
+        kinds = list(dict.fromkeys(event.type for event in stream))
+        assert stream.get_final_response().output_parsed == person
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    options |= {"tools": [openai.pydantic_function_tool(Weather)], "tool_choice": "required"}
+    with client.responses.stream(parallel_tool_calls=False, **options) as stream:
+        kinds = list(dict.fromkeys(event.type for event in stream))
+        call: Any = stream.get_final_response().output[0]
+    assert kinds[3:5] == [
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+    ]
+    assert isinstance(call.parsed_arguments, Weather)
+
+
+def asynchronous(client: OpenAI, model: str) -> None:
+    """Requests at the same time through the asynchronous client: each as it is alone."""
+    wanted = client.chat.completions.create(model=model, **SHORT).choices[0].message.content
+
+    async def ask_all() -> list[str | None]:
+        async with AsyncOpenAI(
+            base_url=client.base_url, api_key=client.api_key, max_retries=0
+        ) as other:
+            asked = (other.chat.completions.create(model=model, **SHORT) for _ in range(4))
+            found = [one.choices[0].message.content for one in await asyncio.gather(*asked)]
+            stream = await other.chat.completions.create(model=model, stream=True, **SHORT)
+            pieces = [piece.choices[0].delta.content or "" async for piece in stream]
+            return [*found, "".join(pieces)]
+
+    assert asyncio.run(ask_all()) == [wanted] * 5
+
+
 def embeddings(client: OpenAI, model: str) -> None:
     """Vectors of length one; the client asks for base64 by itself."""
     found = client.embeddings.create(model=model, input=["Once", "Twice"])
@@ -341,6 +423,9 @@ CHECKS: tuple[Check, ...] = (
     schema,
     tools,
     responses,
+    parsing,
+    parsed_responses,
+    asynchronous,
     embeddings,
     scoring,
     failures,

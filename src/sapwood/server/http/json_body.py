@@ -130,9 +130,34 @@ def invalid(message: str, kind: type[msgspec.Struct], content: bytes) -> ApiErro
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
     if param is not None and param.removesuffix("[...]") == "logit_bias":
         param = bias_path(content)
-    return ApiError(
-        400, f"{LOCATION.sub('', message)} in {param or 'the body'}", param, "invalid_value"
-    )
+    told = f"{LOCATION.sub('', message)} in {param or 'the body'}"
+    if message.startswith("Invalid enum value") and param is not None:
+        told += "".join(f"; send {' or '.join(words)}" for words in [allowed(kind, param)] if words)
+    return ApiError(400, told, param, "invalid_value")
+
+
+def allowed(kind: type[msgspec.Struct], path: str) -> list[str]:
+    """The values that a field may have, where its type lists them."""
+    from msgspec import inspect
+
+    def steps(found: Any) -> Iterator[Any]:
+        yield from found.types if isinstance(found, inspect.UnionType) else [found]
+
+    types = [inspect.type_info(kind)]
+    for index, name in re.findall(r"(\[[^\]]*\])|([^.\[]+)", path):
+        inner = [one for found in types for one in steps(found)]
+        if index:
+            types = [one.item_type for one in inner if isinstance(one, inspect.ListType)]
+        else:
+            structs = [one for one in inner if isinstance(one, inspect.StructType)]
+            types = [
+                each.type for one in structs for each in one.fields if each.encode_name == name
+            ]
+    found = [one for each in types for one in steps(each)]
+    values = [
+        value for one in found if isinstance(one, inspect.LiteralType) for value in one.values
+    ]
+    return [json.dumps(value) for value in values]
 
 
 def bias_path(content: bytes) -> str:

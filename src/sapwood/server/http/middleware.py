@@ -16,14 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sapwood.server.errors import ApiError, ClientDisconnected, as_error
 from sapwood.server.http.access_log import AccessLogEntry
+from sapwood.server.http.http_body import OLLAMA
 from sapwood.server.resume import REQUEST_ID, RESUME, SECRET, TENANT, FrontLink
 from sapwood.server.settings import LOOPBACK, ServerSettings
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "CONNECT")
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
-# paths of other APIs, with error objects of their own
-ANTHROPIC = "/v1/messages"
-OLLAMA = "/api/"
+ANTHROPIC = "/v1/messages"  # paths of this API, like Ollama's, have error objects of their own
 DISCONNECTED = 499  # logged for a client that closed the connection
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -119,7 +118,7 @@ class SecurityMiddleware:
         except ClientDisconnected:
             log_entry.status = DISCONNECTED
         except Exception as problem:
-            error = as_error(problem)
+            error = as_error(problem, scope["path"])
             if error.status == 500:
                 last = traceback.extract_tb(problem.__traceback__)[-1]
                 log_entry.fault = (
