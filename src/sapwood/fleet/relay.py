@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -216,35 +216,47 @@ class RelayedResponse(Response):
         """Pass on what is for the client, and keep the records."""
         reader = FrameReader()
         complete = False
-        async for data in connection.body():
-            for kind, record, body in reader.feed(data):
-                if kind is FrameKind.OPEN:
-                    await self.open(record, body, send)
-                elif kind is FrameKind.PART:
-                    if record:
-                        self.groups.append(record)
-                        self.losses = 0
-                    if body:
-                        await self.write(send, body)
-                elif kind is FrameKind.RESULT:
-                    await self.send_result(record, body, send)
-                    complete = True
-                else:
-                    self.count_tokens(decode_counts(record))
-                    await self.write(send, body, more=False)
-                    complete = True
+        try:
+            async for data in connection.body():
+                complete |= await self.read_piece(reader.feed(data), send)
+        except ReplicaLost:
+            if not complete:  # else it died after the last frame: the client has got everything
+                raise
         if not complete:
             raise ReplicaLost("the frames ended early")
 
-    async def open(self, record: bytes, body: bytes, send: Send) -> None:
-        """Keep the record of a response that begins; a stream is sent from now on."""
+    async def read_piece(
+        self, frames: Iterable[tuple[FrameKind, bytes, bytes]], send: Send
+    ) -> bool:
+        """Pass on frames that came together, in one write; True when the last was among them."""
+        bodies: list[bytes] = []
+        complete = False
+        for kind, record, body in frames:
+            if kind is FrameKind.RESULT:
+                await self.send_result(record, body, send)
+                return True
+            bodies.append(body)
+            if kind is FrameKind.OPEN:
+                bodies = bodies if await self.open(record, send) else []
+            elif kind is FrameKind.END:
+                self.count_tokens(decode_counts(record))
+                complete = True
+            elif record:
+                self.groups.append(record)
+                self.losses = 0
+        if complete or any(bodies):
+            await self.write(send, b"".join(bodies), more=not complete)
+        return complete
+
+    async def open(self, record: bytes, send: Send) -> bool:
+        """Keep the record of a response that begins; True for a stream that begins now."""
         self.opening = record
         headers = decode_opening(record).headers
         if headers is None or self.begun:
-            return
+            return False
         self.begun = True
         await self.within(send(start_message(200, headers)))
-        await self.write(send, body)
+        return True
 
     async def send_result(self, record: bytes, body: bytes, send: Send) -> None:
         """Send a response that does not stream."""
