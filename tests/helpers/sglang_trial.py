@@ -17,6 +17,8 @@ from typing import Any
 from tests.helpers.vllm_trial import tiny_model
 
 NODES = 8
+# drafts whatever a lookup finds, right or wrong, so that texts are tried most
+RECIPE = f"suffix + best + match + fixed(nodes={NODES - 1}, depth=4, width=3)"
 # SGLang imports these for models that see and listen; their wheels for CUDA do not load beside a
 # torch for CPUs
 ABSENT = """
@@ -117,6 +119,7 @@ def main() -> None:
     algorithm = {"speculative_algorithm": "SAPWOOD", "speculative_num_draft_tokens": NODES}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SAPWOOD_CACHE"] = folder
+        os.environ["SAPWOOD_GUEST_RECIPE"] = RECIPE
         install(Path(folder) / "plugins")
         model = tiny_model(folder + "/model")
         found: dict[str, Any] = {"plain": decode(model, {})}

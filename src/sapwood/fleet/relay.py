@@ -1,8 +1,7 @@
 """Passes requests on to replicas; when one is lost, another goes on with the same response."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from sapwood.engine.request import RequestTimeout
 from sapwood.fleet.admission import Admission
 from sapwood.fleet.replica import Replica, ReplicaConnection, ReplicaLost, ReplyHead
 from sapwood.fleet.router import SESSION, Affinity, Router, affinity_of
-from sapwood.server.errors import ApiError, ClientDisconnected
+from sapwood.server.errors import ApiError
 from sapwood.server.http.access_log import AccessLogEntry
 from sapwood.server.http.middleware import ANTHROPIC, OLLAMA, error_record
 from sapwood.server.limits import Limits
@@ -255,7 +254,7 @@ class RelayedResponse(Response):
         if headers is None or self.begun:
             return False
         self.begun = True
-        await self.within(send(start_message(200, headers)))
+        await send(start_message(200, headers))
         return True
 
     async def send_result(self, record: bytes, body: bytes, send: Send) -> None:
@@ -264,7 +263,7 @@ class RelayedResponse(Response):
         self.count_tokens(head.tokens)
         kept = {name: value for name, value in head.headers.items() if name != "content-length"}
         length = {"content-length": str(len(body))}
-        await self.within(send(start_message(head.status, kept | length)))
+        await send(start_message(head.status, kept | length))
         await self.write(send, body, more=False)
 
     def count_tokens(self, tokens: TokenCounts) -> None:
@@ -273,16 +272,8 @@ class RelayedResponse(Response):
         self.log_entry.completion_tokens = tokens.completion
 
     async def write(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        """Send a part of the body."""
-        await self.within(send({"type": "http.response.body", "body": body, "more_body": more}))
-
-    async def within(self, sending: Awaitable[None]) -> None:
-        """Send, or disconnect a client that reads nothing for too long."""
-        try:
-            async with asyncio.timeout(self.front.limits.write_seconds):
-                await sending
-        except TimeoutError as error:
-            raise ClientDisconnected("the client read nothing") from error
+        """Send a part of the body; the connection ends by itself when its client reads nothing."""
+        await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 class PassedResponse(Response):
