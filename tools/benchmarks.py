@@ -470,8 +470,10 @@ def training_section(record: Record) -> Iterator[str]:
     yield section(TITLES["distillation.json"], text, shown, record["command"])
 
 
-def interval_cell(found: Record) -> str:
-    """A ratio with its interval."""
+def interval_cell(found: Record | float | None) -> str:
+    """A ratio with its interval; an earlier record has one figure, and none by the clock."""
+    if not isinstance(found, dict):
+        return "" if found is None else f"{found:.2f}"
     return f"{found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
@@ -483,20 +485,25 @@ def remote_section(record: Record) -> Iterator[str]:
             f"{row['delay_ms']:.0f} ms",
             f"{row['loss']:.0%}",
             interval_cell(row["against_plain"]),
-            interval_cell(row["by_clock"]),
+            interval_cell(row.get("by_clock")),
             f"{row['tokens'] / row['passes']:.2f}",
             f"{row['late']} of {row['calls']}",
-            f"{row['same_text']} of {row['prompts']}",
+            f"{row['same_text']} of {row.get('prompts') or len(row['by_prompt'])}",
         ]
         for row in record["rows"]
+        if row["recipe"] != PLAIN
     ]
     head = ["recipe", "delay", "lost", "against plain", "by the clock"]
     head += ["tokens / pass", "late", "same text"]
+    timed = (
+        "Tokens per second against plain decoding, by processor time and waits for replies, and by "
+        "the clock, with 95 % bootstrap intervals over prompts; `plain again` is what noise alone "
+        "does. "
+    )
     text = (
         "One thread for the target, the drafters in another process behind links that delay and "
-        "drop messages. Tokens per second against plain decoding, by processor time and waits for "
-        "replies, and by the clock, with 95 % bootstrap intervals over prompts; `plain again` is "
-        f"what noise alone does. {record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"drop messages. {timed if 'by_clock' in record['rows'][-1] else ''}"
+        f"{record['machine']['cpu']}, commit {figures.state(record)}. "
         f"File: [cpu-remote.json](../{RESULTS}/cpu-remote.json)."
     )
     shown = figures.markdown(head, rows)
