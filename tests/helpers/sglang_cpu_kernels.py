@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 __version__ = "0.4.10"
-LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
+LIBRARY: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
 MODULES = ("allreduce", "attention", "elementwise", "flash_attn", "gemm", "grammar", "kvcacheio",
            "mamba", "memory", "moe", "quantization", "sampling", "scalar_type", "speculative",
            "top_k")  # fmt: skip
