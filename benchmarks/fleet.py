@@ -42,17 +42,21 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PATIENCE_S = 600.0  # as long as a server lets a request run
-KINDS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0},
-    {"temperature": 1},
-    {"temperature": 1, "presence_penalty": 0.8, "frequency_penalty": 0.5},
-    {"temperature": 0, "repetition_penalty": 1.3},
-    {
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature 1": {"temperature": 1},
+    "temperature 1, penalties": {
+        "temperature": 1,
+        "presence_penalty": 0.8,
+        "frequency_penalty": 0.5,
+    },
+    "greedy, repetition penalty": {"temperature": 0, "repetition_penalty": 1.3},
+    "temperature 1, penalty, JSON schema": {
         "temperature": 1,
         "presence_penalty": 0.5,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
     },
-)
+}
 
 
 @dataclass
@@ -65,6 +69,7 @@ class FleetReport:
     recipe: str
     seconds: float = 0.0
     complete: int = 0  # streams that ended with the right text
+    complete_by_kind: dict[str, int] = field(default_factory=dict)
     kills: int = 0
     restarts: int = 0  # replicas that were started again
     resumed: int = 0  # streams that another replica went on with, each time counted
@@ -82,6 +87,11 @@ class FleetReport:
     faults: list[str] = field(default_factory=list)
 
 
+def kind_of(place: int) -> str:
+    """The kind of a question by its place, which is its seed too."""
+    return list(KINDS)[place % len(KINDS)]
+
+
 def questions(count: int, seed: int) -> list[dict[str, Any]]:
     """Different requests of all kinds; their prompts share beginnings."""
     noise = random.Random(seed)
@@ -96,7 +106,7 @@ def questions(count: int, seed: int) -> list[dict[str, Any]]:
                 "max_tokens": noise.randint(24, 96),
                 "seed": place,
                 "stream": True,
-                **KINDS[place % len(KINDS)],
+                **KINDS[kind_of(place)],
             }
         )
     return made
@@ -136,6 +146,7 @@ async def attacked(
 
 def judge(done: list[Seen], right: dict[str, str], report: FleetReport) -> None:
     """Compare every stream with the unbroken one."""
+    kinds: Counter[str] = Counter()
     for seen in done:
         expected = right[seen.wish.key]
         if seen.trouble or seen.status != 200:
@@ -147,7 +158,9 @@ def judge(done: list[Seen], right: dict[str, str], report: FleetReport) -> None:
         elif len(seen.heads) != 1:
             report.faults.append(f"one stream had {len(seen.heads)} ids")
         else:
-            report.complete += 1
+            kinds[kind_of(seen.wish.question["seed"])] += 1
+    report.complete = kinds.total()
+    report.complete_by_kind = dict(kinds)
     report.request_ms = shares([1000 * seen.seconds for seen in done])
 
 

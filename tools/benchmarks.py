@@ -72,6 +72,7 @@ TITLES = {
     "heads.json": "Kinds of heads, trained for equal minutes",
     "distillation.json": "Ways of training a draft model",
     "cpu-remote.json": "Drafting elsewhere",
+    "fleet.json": "Replicas that are killed",
     "peers.json": "Other engines in one run of `sapwood bench`",
     "cpu-auto-float32.json": "Recipes that need no training, float32",
     "cpu-built-in.json": "Built-in prompts, float32",
@@ -95,6 +96,7 @@ ABOUT = {
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts, without a cost file at first",
     "distillation.json": "a tiny random target: acceptance after equal steps of training",
     "cpu-remote.json": "drafters behind delayed and lossy links of one machine",
+    "fleet.json": "a tiny random model behind a front: whole streams, and the time that it adds",
     "peers.json": "24 Spec-Bench prompts, before a tree grew in one compiled call",
     "cpu-auto-float32.json": "48 Spec-Bench prompts",
     "cpu-built-in.json": "9 built-in prompts, before there were trained heads",
@@ -178,7 +180,7 @@ def gain(name: str, record: Record) -> str:
         return ", ".join(cells) + " at a time"
     if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
         return ""
-    if name == "cpu-remote.json":  # no `auto` in it
+    if name in ("cpu-remote.json", "fleet.json"):  # no `auto` against plain in it
         return ""
     if "speedups" in record:
         runs = record["speedups"]["auto"]
@@ -468,29 +470,72 @@ def training_section(record: Record) -> Iterator[str]:
     yield section(TITLES["distillation.json"], text, shown, record["command"])
 
 
+def interval_cell(found: Record | float | None) -> str:
+    """A ratio with its interval; an earlier record has one figure, and none by the clock."""
+    if not isinstance(found, dict):
+        return "" if found is None else f"{found:.2f}"
+    return f"{found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
 def remote_section(record: Record) -> Iterator[str]:
     """Drafters on another machine, by benchmarks/remote.py."""
     rows = [
         [
-            f"`{row['recipe']}`",
+            f"`{row['recipe']}`" if row["calls"] else row["recipe"],
             f"{row['delay_ms']:.0f} ms",
             f"{row['loss']:.0%}",
-            f"{row['against_plain']:.2f}",
+            interval_cell(row["against_plain"]),
+            interval_cell(row.get("by_clock")),
             f"{row['tokens'] / row['passes']:.2f}",
             f"{row['late']} of {row['calls']}",
-            f"{row['same_text']} of {len(row['by_prompt'])}",
+            f"{row['same_text']} of {row.get('prompts') or len(row['by_prompt'])}",
         ]
         for row in record["rows"]
         if row["recipe"] != PLAIN
     ]
-    head = ["recipe", "delay", "lost", "against plain", "tokens / pass", "late", "same text"]
+    head = ["recipe", "delay", "lost", "against plain", "by the clock"]
+    head += ["tokens / pass", "late", "same text"]
+    timed = (
+        "Tokens per second against plain decoding, by processor time and waits for replies, and by "
+        "the clock, with 95 % bootstrap intervals over prompts; `plain again` is what noise alone "
+        "does. "
+    )
     text = (
         "One thread for the target, the drafters in another process behind links that delay and "
-        f"drop messages; {record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"drop messages. {timed if 'by_clock' in record['rows'][-1] else ''}"
+        f"{record['machine']['cpu']}, commit {figures.state(record)}. "
         f"File: [cpu-remote.json](../{RESULTS}/cpu-remote.json)."
     )
     shown = figures.markdown(head, rows)
     yield section(TITLES["cpu-remote.json"], text, shown, record["command"])
+
+
+def fleet_section(record: Record) -> Iterator[str]:
+    """Replicas that are killed under load, by benchmarks/fleet.py."""
+    low, high = record["added_range_ms"]
+    kinds = record["complete_by_kind"]
+    rows = [
+        ["replicas killed", f"{record['kills']} in {record['seconds']:.0f} s"],
+        ["streams resumed, each time counted", f"{record['resumed']:,}"],
+        ["requests sent again before their first token", f"{record['repeated']:,}"],
+        [
+            "streams with the text and the one id of an unbroken run",
+            f"{record['complete']:,} of {record['requests']:,}",
+        ],
+        *([f"of these, {kind}", f"{count:,}"] for kind, count in sorted(kinds.items())),
+        ["restart of a replica, median", f"{record['restart_s']['50 %']:.1f} s"],
+        [
+            "added to a request of one token: median of differences, quartiles",
+            f"{record['added_ms']:.1f} ms ({low:.1f} to {high:.1f})",
+        ],
+        ["processor time of the front for such a request", f"{record['front_cpu_ms']:.1f} ms"],
+    ]
+    text = (
+        f"{record['clients']} clients, {record['replicas']} replicas with `{record['recipe']}` on "
+        f"{record['machine']['cores']} cores; {record['machine']['cpu']}, commit "
+        f"{figures.state(record)}. File: [fleet.json](../{RESULTS}/fleet.json)."
+    )
+    yield section(TITLES["fleet.json"], text, table(["", ""], rows), record["command"])
 
 
 def guest_section(record: Record) -> Iterator[str]:
@@ -631,6 +676,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.GPU_TEMPERATURE: evidence.recipe_temperature_section,
     "distillation.json": training_section,
     "cpu-remote.json": remote_section,
+    "fleet.json": fleet_section,
     "cpu-serving.json": serving_section,
     "gpu-h200.json": gpu_sections,
     "gpu-serving.json": gpu_serving_section,

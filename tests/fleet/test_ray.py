@@ -1,6 +1,7 @@
 """Ray Serve: options, and where Ray is installed a fleet that grows, shrinks and is updated."""
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,10 +96,14 @@ def on_ray(folder: Path, model: str) -> Iterator[int]:
             assert process.wait(120) == 0, log.read_text()
 
 
-def replicas() -> int:
+def replicas() -> set[int]:
     """Processes of replicas on this machine."""
-    names = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return sum(name.startswith(b"ray::ServeReplica:sapwood") for name in names)
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if path.read_bytes().startswith(b"ray::ServeReplica:sapwood"):
+                found.add(int(path.parent.name))
+    return found
 
 
 @needs_ray
@@ -122,26 +127,28 @@ def test_a_fleet_on_ray_grows_shrinks_and_is_updated(
         loading = threading.Thread(target=load)
         loading.start()
         try:
-            until_replicas(3, 120)
+            until(lambda: len(replicas()) == 3, 120)
+            before = replicas()
             environment = {**os.environ, "RAY_ADDRESS": "auto"}
             update = command(model, port, "--ongoing", "3")
             done = subprocess.run(
                 update, env=environment, capture_output=True, text=True, timeout=180, check=False
             )
             assert done.returncode == 0, done.stderr
+            until(lambda: not before & replicas(), 120)
         finally:
             ending.set()
             loading.join()
-        until_replicas(1, 120)
+        until(lambda: len(replicas()) == 1, 120)
         assert len(found) >= 40
         for seen in found:
             assert (seen.status, seen.complete, seen.trouble) == (200, True, "")
             assert seen.text == right[seen.wish.key]
 
 
-def until_replicas(count: int, seconds: float) -> None:
-    """Wait until there are so many replicas."""
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until something holds."""
     end = time.monotonic() + seconds
-    while replicas() != count:
-        assert time.monotonic() < end, f"{replicas()} replicas, not {count}"
+    while not condition():
+        assert time.monotonic() < end, f"{len(replicas())} replicas"
         time.sleep(0.5)

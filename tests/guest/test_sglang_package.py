@@ -28,3 +28,13 @@ def test_the_installed_sglang_is_as_the_plug_in_expects() -> None:
     assert len(found["names"]) == 4, "fields of a request and of the relay"
     used = set(found["corpus_calls"]) - REPLACED - {"commit_external_corpus_load"}
     assert used <= set(dir(TreeCorpus)), "calls on the corpus that ours does not answer"
+
+
+@pytest.mark.slow
+def test_texts_are_those_of_plain_decoding_with_stand_in_kernels() -> None:
+    """SGLang's scheduler, worker and memory on a CPU; its own kernels are not run."""
+    found = run_in(host_python("sglang"), "-m", "tests.helpers.sglang_trial", OMP_NUM_THREADS="1")
+    assert len(found["plain"]["texts"]) == 12
+    assert found["sapwood"]["texts"] == found["plain"]["texts"]
+    assert any(max(drafted, default=0) > 1 for drafted in found["drafted"])
+    assert found["sapwood"]["passes"] < found["plain"]["passes"]

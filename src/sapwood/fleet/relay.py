@@ -1,8 +1,7 @@
 """Passes requests on to replicas; when one is lost, another goes on with the same response."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from sapwood.engine.request import RequestTimeout
 from sapwood.fleet.admission import Admission
 from sapwood.fleet.replica import Replica, ReplicaConnection, ReplicaLost, ReplyHead
 from sapwood.fleet.router import SESSION, Affinity, Router, affinity_of
-from sapwood.server.errors import ApiError, ClientDisconnected
+from sapwood.server.errors import ApiError
 from sapwood.server.http.access_log import AccessLogEntry
 from sapwood.server.http.http_body import OLLAMA
 from sapwood.server.http.middleware import ANTHROPIC, error_record
@@ -217,35 +216,47 @@ class RelayedResponse(Response):
         """Pass on what is for the client, and keep the records."""
         reader = FrameReader()
         complete = False
-        async for data in connection.body():
-            for kind, record, body in reader.feed(data):
-                if kind is FrameKind.OPEN:
-                    await self.open(record, body, send)
-                elif kind is FrameKind.PART:
-                    if record:
-                        self.groups.append(record)
-                        self.losses = 0
-                    if body:
-                        await self.write(send, body)
-                elif kind is FrameKind.RESULT:
-                    await self.send_result(record, body, send)
-                    complete = True
-                else:
-                    self.count_tokens(decode_counts(record))
-                    await self.write(send, body, more=False)
-                    complete = True
+        try:
+            async for data in connection.body():
+                complete |= await self.read_piece(reader.feed(data), send)
+        except ReplicaLost:
+            if not complete:  # else it died after the last frame: the client has got everything
+                raise
         if not complete:
             raise ReplicaLost("the frames ended early")
 
-    async def open(self, record: bytes, body: bytes, send: Send) -> None:
-        """Keep the record of a response that begins; a stream is sent from now on."""
+    async def read_piece(
+        self, frames: Iterable[tuple[FrameKind, bytes, bytes]], send: Send
+    ) -> bool:
+        """Pass on frames that came together, in one write; True when the last was among them."""
+        bodies: list[bytes] = []
+        complete = False
+        for kind, record, body in frames:
+            if kind is FrameKind.RESULT:
+                await self.send_result(record, body, send)
+                return True
+            bodies.append(body)
+            if kind is FrameKind.OPEN:
+                bodies = bodies if await self.open(record, send) else []
+            elif kind is FrameKind.END:
+                self.count_tokens(decode_counts(record))
+                complete = True
+            elif record:
+                self.groups.append(record)
+                self.losses = 0
+        if complete or any(bodies):
+            await self.write(send, b"".join(bodies), more=not complete)
+        return complete
+
+    async def open(self, record: bytes, send: Send) -> bool:
+        """Keep the record of a response that begins; True for a stream that begins now."""
         self.opening = record
         headers = decode_opening(record).headers
         if headers is None or self.begun:
-            return
+            return False
         self.begun = True
-        await self.within(send(start_message(200, headers)))
-        await self.write(send, body)
+        await send(start_message(200, headers))
+        return True
 
     async def send_result(self, record: bytes, body: bytes, send: Send) -> None:
         """Send a response that does not stream."""
@@ -253,7 +264,7 @@ class RelayedResponse(Response):
         self.count_tokens(head.tokens)
         kept = {name: value for name, value in head.headers.items() if name != "content-length"}
         length = {"content-length": str(len(body))}
-        await self.within(send(start_message(head.status, kept | length)))
+        await send(start_message(head.status, kept | length))
         await self.write(send, body, more=False)
 
     def count_tokens(self, tokens: TokenCounts) -> None:
@@ -262,16 +273,8 @@ class RelayedResponse(Response):
         self.log_entry.completion_tokens = tokens.completion
 
     async def write(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        """Send a part of the body."""
-        await self.within(send({"type": "http.response.body", "body": body, "more_body": more}))
-
-    async def within(self, sending: Awaitable[None]) -> None:
-        """Send, or disconnect a client that reads nothing for too long."""
-        try:
-            async with asyncio.timeout(self.front.limits.write_seconds):
-                await sending
-        except TimeoutError as error:
-            raise ClientDisconnected("the client read nothing") from error
+        """Send a part of the body; the connection ends by itself when its client reads nothing."""
+        await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 class PassedResponse(Response):

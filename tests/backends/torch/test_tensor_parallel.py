@@ -40,7 +40,7 @@ from tests.helpers.remote_servers import plain_tokens, rounds_of, tokens_of
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tensor-parallel")]
 
 TREES = "suffix + best(estimator=raw) + match + fixed(nodes=8, depth=4, width=2)"
-PROMPTS = 6
+PROMPTS = int(os.environ.get("SAPWOOD_TENSOR_PARALLEL_PROMPTS", "6"))  # 24 in a longer run
 
 
 def silent(message: str) -> None:
