@@ -105,12 +105,12 @@ def test_a_local_folder(folder: Path) -> None:
 
 def test_a_gguf_file_is_converted_once(weights: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    backend, folder = load(str(weights), device="cpu", progress=said.append)
+    backend, folder = load(str(weights), device="cpu", dtype="float32", progress=said.append)
     assert any("converting" in message for message in said)
     assert (folder / "tokenizer.json").is_file()
     backend_contract.commit_equals_open(backend, np.random.default_rng(0), 1e-4)
     said.clear()
-    again, same = load(str(weights), device="cpu", progress=said.append)
+    again, same = load(str(weights), device="cpu", dtype="float32", progress=said.append)
     assert same == folder
     assert not any("converting" in message for message in said)
     assert np.array_equal(
@@ -312,7 +312,7 @@ def test_a_damaged_converted_folder_says_what_to_delete(weights: Path) -> None:
     with pytest.raises(
         SapwoodError, match=rf"cannot be read: .*; delete {folder}, it is made again"
     ):
-        load(str(weights), device="cpu")
+        load(str(weights), device="cpu", dtype="float32")
 
 
 def test_a_cache_that_cannot_be_written(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def measure(
     trees = [place_tree(random_tree(count, info.vocab, noise)) for count in rows]
     grid = sorted({min(context, max(info.context - 2 * DEPTH, 0)) for context in contexts})
     if info.device == "cpu":
-        grid = affordable(target, grid, 2 * seconds, noise)
+        grid = affordable(target, grid, max(2 * seconds, 1.0), noise)
     session = target.open(noise.integers(info.vocab, size=grid[-1]).tolist())
     times = []
     try:
