@@ -196,7 +196,8 @@ def open_gguf(
 
     network = Int8Network(frame_of(config, tensors), layers(), BlockLinear([head]), embedding)
     trim_heap()
-    return backend_of(config, network, embedding, head, name, load)
+    table = partial(table_of, embedding) if embedding.inputs % GROUP == 0 else None
+    return backend_of(config, network, embedding, head, name, load, table)
 
 
 def open_gguf_in_int8(
@@ -254,13 +255,14 @@ def backend_of(
     head: GgufMatrix,
     name: str,
     load: Callable[[], Any],
+    table: Callable[[], EmbeddingTable] | None = None,
 ) -> TorchBackend:
-    """A backend whose embedding and output head stay in the file."""
-    tables = (partial(table_of, embedding) if embedding.inputs % GROUP == 0 else None, None)
-    first, last = (
-        LazyMatrix(partial(floats_tensor, each), table)
-        for each, table in zip((embedding, head), tables, strict=True)
-    )
+    """A backend whose embedding and output head stay in the file.
+
+    `table` makes the form of the embedding that drafters read, if it is not float32.
+    """
+    first = LazyMatrix(partial(floats_tensor, embedding), table)
+    last = LazyMatrix(partial(floats_tensor, head))
     model = LazyModel(config, first, first if config.tie_word_embeddings else last, load)
     return TorchBackend(model, name, network)
 

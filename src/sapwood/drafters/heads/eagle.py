@@ -26,4 +26,5 @@ class Eagle(Eagle3):
         super().bind(setting)
         net: Any = self.net
         model = setting.target.capabilities.model
+        self.embedding = model.get_input_embeddings().weight  # whole: it is part of the network
         net.attach(self.embedding, model.get_output_embeddings().weight)

@@ -31,6 +31,7 @@ class Parallel(Eagle3):
         super().bind(setting)
         model = setting.target.capabilities.model
         net: Any = self.net
+        self.embedding = model.get_input_embeddings().weight  # whole: it is part of the network
         net.attach(self.embedding, model.get_output_embeddings().weight)
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
