@@ -114,6 +114,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--without", default="", help="checks that are left out, by commas")
     parser.add_argument("--folder", type=Path, help="for reports and logs")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -123,7 +124,7 @@ def main() -> int:
         for way in given.ways:
             with serving(given.python, model, way, folder / f"{way}.log") as url:
                 command = [sys.executable, "-m", "sapwood", "certify", url]
-                for name in ("minutes", "prompts", "samples", "concurrency"):
+                for name in ("minutes", "prompts", "samples", "concurrency", "without"):
                     command += [f"--{name}", str(vars(given)[name])]
                 command += ["--report", str(folder / f"{way}.json")]
                 print(f"vLLM with {way}:", flush=True)

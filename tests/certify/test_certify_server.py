@@ -149,6 +149,25 @@ def test_the_time_limit_leaves_the_rest_untested() -> None:
     assert report.seconds < 10
 
 
+def test_checks_that_are_left_out_are_not_asked_and_named() -> None:
+    every = {*FAULTS.values(), "repeats", "defaults", "continuations"}
+    kept = {"repeats", "max_tokens"}
+    with serving() as url:
+        context = exam(url, samples=8)
+        report = examine(context, without=every - kept)
+    assert {name for name, found in status(report).items() if found != UNTESTED} == kept
+    assert {check.found for check in report.checks if check.name not in kept} == {
+        "left out by --without"
+    }
+    assert report.verdict == PASS
+    assert set(report.about["without"]) == every - kept
+
+
+def test_an_unknown_check_cannot_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "http://127.0.0.1:9", "--without", "sead"]) == 2
+    assert "there is no check 'sead'; did you mean seed?" in capsys.readouterr().err
+
+
 def test_nobody_there_is_said_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certify", "http://127.0.0.1:9"]) == 2
     err = capsys.readouterr().err

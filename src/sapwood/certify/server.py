@@ -1,7 +1,7 @@
 """Certification of a server, from its capabilities to the report."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sapwood.bench import provenance
 from sapwood.certify.baseline import (
@@ -23,6 +23,8 @@ from sapwood.certify.distribution_tests import (
 from sapwood.certify.greedy import greedy_check, length_check, logprob_check, seed_check, stop_check
 from sapwood.certify.options import TRUNCATIONS, Truncation, bias_check, penalty_check
 from sapwood.certify.report import FAIL, LEVEL, CertifyReport, Check
+from sapwood.common.suggest import suggestion
+from sapwood.errors import SapwoodError
 
 OWN = {"speculation": False}  # fields that turn speculation off in our own server
 NAMES: dict[Callable[[CertifyContext], Check], str] = {
@@ -74,14 +76,28 @@ def all_checks() -> list[Callable[[CertifyContext], Check]]:
     ]
 
 
-def examine(context: CertifyContext, level: float = LEVEL) -> CertifyReport:
-    """Run all checks, as far as the time allows."""
+def check_names(without: Collection[str]) -> None:
+    """Refuse the name of a check that does not exist."""
+    names = [named(check_of) for check_of in all_checks()]
+    for name in without:
+        if name not in names:
+            end = suggestion(name, names, f"use {', '.join(names)}")
+            raise SapwoodError(f"there is no check {name!r}; {end}")
+
+
+def examine(
+    context: CertifyContext, level: float = LEVEL, without: Collection[str] = ()
+) -> CertifyReport:
+    """Run all checks but those named in `without`, as far as the time allows."""
     start = time.monotonic()
     checks = list[Check]()
     context.prepare()
     before = context.server.counted_drafts()
     for check_of in all_checks():
-        checks.append(run_check(check_of, context, checks))
+        if named(check_of) in without:
+            checks.append(Check(named(check_of), "asked of a server").skip("left out by --without"))
+        else:
+            checks.append(run_check(check_of, context, checks))
     context.drafts = context.server.counted_drafts()
     if context.drafts is not None:
         context.drafts -= before or 0
@@ -95,6 +111,7 @@ def examine(context: CertifyContext, level: float = LEVEL) -> CertifyReport:
         "logprobs": context.top,
         "raw_logprobs": context.raw,
         "fields": context.server.extra,
+        "without": sorted(without),
         "drafted_tokens": context.drafts,
         "samples": context.samples,
         "length": context.length,

@@ -22,6 +22,10 @@ OFF = (
     '{"speculation": false} in our own.'
 )
 FIELD = "NAME=VALUE, added to every request, such as repeat_penalty=1.0; may be repeated."
+WITHOUT = (
+    "Checks of a server that are left out, separated by commas, such as seed,top_k: "
+    "for what it does not promise. The report names them."
+)
 SAMPLES = "Sampled answers to each prompt. [default: 256 of a server, 48 of a recipe]"
 KEY = "Environment variable that holds the server's key."
 MODEL = (
@@ -33,6 +37,7 @@ Subject = Annotated[str, typer.Argument(help=SUBJECT)]
 Reference = Annotated[str, typer.Option("--reference", help=REFERENCE)]
 Off = Annotated[str, typer.Option("--off", help=OFF)]
 Field = Annotated[list[str] | None, typer.Option("--field", help=FIELD)]
+Without = Annotated[str, typer.Option("--without", help=WITHOUT)]
 Model = Annotated[str, typer.Option("--model", help=MODEL)]
 Samples = Annotated[int | None, typer.Option("--samples", help=SAMPLES)]
 Prompts = Annotated[int, typer.Option("--prompts", help="How many prompts, at most 8.")]
@@ -62,6 +67,7 @@ def command(
     reference: Reference = "",
     off: Off = "",
     field: Field = None,
+    without: Without = "",
     model: Model = "",
     samples: Samples = None,
     prompts: Prompts = 8,
@@ -103,8 +109,10 @@ def of_server(given: dict[str, Any]) -> "CertifyReport":
 
     from sapwood.certify.client import ServerClient
     from sapwood.certify.context import PROMPTS, CertifyContext
-    from sapwood.certify.server import OWN, examine
+    from sapwood.certify.server import OWN, check_names, examine
 
+    without = [name.strip() for name in given["without"].split(",") if name.strip()]
+    check_names(without)
     until = time.monotonic() + 60 * given["minutes"]
     plain = {
         "limit": given["timeout"],
@@ -130,7 +138,7 @@ def of_server(given: dict[str, Any]) -> "CertifyReport":
             slack=given["slack"],
             tick=tick,
         )
-        return examine(context, given["level"])
+        return examine(context, given["level"], without)
 
 
 def of_recipe(given: dict[str, Any]) -> "CertifyReport":
