@@ -66,6 +66,7 @@ def row(
         "waste": 1 - ratio(sum(stats.accepted for stats in passes), nodes) if nodes else 0.0,
         "step_ms": 1e3 * ratio(sum(stats.seconds for stats in passes), len(passes)),
         "pass_ms": 1e3 * ratio(sum(stats.verify for stats in passes), len(passes)),
+        "draft_ms": 1e3 * ratio(sum(stats.draft for stats in passes), len(passes)),
         "answers": len(answers),
         "compared": len(same),  # texts of which plain decoding alone was in time
         "same_text": sum(same),
@@ -144,7 +145,8 @@ def line(found: dict[str, Any]) -> str:
         f"first {found['first_token_ms']:7.1f}  token {found['token_ms']:6.2f} "
         f"p99 {found['token_ms_p99']:7.2f}  pause {found['pause_ms']:7.1f} ms  "
         f"trees {found['trees_per_pass']:5.1f} nodes {found['nodes_per_pass']:6.1f} "
-        f"step {found['step_ms']:6.2f} pass {found['pass_ms']:6.2f}  "
+        f"step {found['step_ms']:6.2f} pass {found['pass_ms']:6.2f} "
+        f"draft {found['draft_ms']:6.2f}  "
         f"same {found['same_text']}/{found['compared']}"
     )
 
