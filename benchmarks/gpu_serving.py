@@ -30,6 +30,7 @@ from gpu_tools import Limit, Record
 from sapwood.bench import provenance
 from sapwood.bench.client_runners import ScheduledClients
 from sapwood.bench.clients import ClientLoad, overall_speed
+from sapwood.bench.recipe_set import read_recipes
 from sapwood.bench.suites import gather
 from sapwood.engine.input_processor import read_sampling
 from sapwood.engine.prelaunch import prepare_batches
@@ -182,7 +183,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--levels", default="1,8,32,128", type=lambda text: [int(part) for part in text.split(",")]
     )
-    parser.add_argument("--recipes", default="plain,auto", type=lambda text: text.split(","))
+    parser.add_argument(
+        "--recipes", default="plain,auto", type=lambda text: list(read_recipes(text))
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=1)
