@@ -132,7 +132,8 @@ def test_many_rows_or_long_texts_take_large_blocks() -> None:
     assert tiles_for(16, 1, 4096, HEADS, trees=True).rows == 64 // group
     assert tiles_for(15, 1, 4096, HEADS, trees=True).rows == 16 // group  # too few for one
     assert tiles_for(32, 4, 4096, HEADS, trees=True).rows == 16 // group  # eight of each session
-    assert tiles_for(129, 4, 512, HEADS, trees=True).rows == 64 // group
+    assert tiles_for(129, 4, 512, HEADS, trees=False).rows == 64 // group
+    assert tiles_for(129, 4, 512, HEADS, trees=True).rows == 16 // group  # a program for each row
 
 
 def test_blocks_of_wide_heads_are_smaller_on_a_small_device(

@@ -69,9 +69,26 @@ def test_inputs_are_those_of_the_general_way(seed: int) -> None:
 @pytest.mark.parametrize("rows", LADDER[1:])
 def test_the_shape_depends_on_rows_and_lengths_alone(rows: int) -> None:
     """So that few passes are captured; it has blocks enough even for trees of a root alone."""
-    shape = shape_of_trees(rows, bucket(700), True, HEADS)
+    shape = shape_of_trees(rows, bucket(700), True, HEADS, small=True)
     assert shape.rows == shape.blocks == step_up(rows, LADDER)
     assert shape.words == 1
+
+
+@pytest.mark.parametrize("longest", [512, 4096])
+@pytest.mark.parametrize("nodes", [1, 2, 5, 16])
+def test_trees_that_fill_their_blocks_have_fewer_of_them(nodes: int, longest: int) -> None:
+    """A program that has nothing to do takes time too: 192 rows took three times as long as 128."""
+    rng = np.random.default_rng(0)
+    count = 192 // nodes
+    trees = [tree_of(rng, nodes, chain=False) for _ in range(count)]
+    shape = ManyTrees.of(trees, np.zeros(count, np.int64), np.full(count, longest)).shape(
+        True, HEADS
+    )
+    assert shape.tiles.rows == 4  # of 16 lines, four for the three queries of a row
+    assert shape.tiles.warps == 4
+    used = count * -(-nodes // shape.tiles.rows)
+    assert used <= shape.blocks
+    assert shape.blocks == (-(-2 * shape.rows // shape.tiles.rows) if nodes > 1 else shape.rows)
 
 
 def test_large_trees_and_parts_of_trees_go_the_general_way() -> None:

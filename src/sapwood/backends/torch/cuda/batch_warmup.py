@@ -68,9 +68,14 @@ def tree_passes(network: CudaNetwork) -> Iterator[tuple[Rows, PassShape]]:
     nothing = np.zeros(1, np.int64)
     longest = SHORT
     while longest <= network.pool.slots:
+        rows = ManyTrees.of([Tree.of_root(0)], nothing, nothing)
         for count in LADDER[1:]:
-            rows = ManyTrees.of([Tree.of_root(0)], nothing, nothing)
-            yield rows, shape_of_trees(count, longest, True, network.heads)
+            shapes = [
+                shape_of_trees(count, longest, True, network.heads, small=small)
+                for small in (False, True)
+            ]
+            for shape in dict.fromkeys(shapes):
+                yield rows, shape
         longest *= 2
 
 

@@ -75,9 +75,14 @@ def step_up(count: int, ladder: Sequence[int]) -> int:
 def tiles_for(
     rows: int, sessions: int, longest: int, heads: HeadSizes, trees: bool, ahead: int = 0
 ) -> AttentionTiles:
-    """Attention tiles for this many rows; texts have at most `longest` tokens, and `ahead` rows."""
+    """Attention tiles for this many rows; texts have at most `longest` tokens, and `ahead` rows.
+
+    Large blocks read the keys of a long text less often. Each row of a tree has a program for its
+    own path, of as many warps as a block has: those of large blocks fill the device with little
+    work.
+    """
     group = power_of_two(heads.queries // heads.keys)
-    large = rows > 128 or (rows >= 16 * sessions and longest > 2048)
+    large = (rows > 128 and not trees) or (rows >= 16 * sessions and longest > 2048)
     # of queries in a block; smaller devices have too few registers for 64 of wide heads
     lines = 16 if not large else 32 if heads.width > 64 and shared_limit() < LARGEST else 64
     each = max(1, lines // group)

@@ -42,8 +42,16 @@ class ManyTrees:
 
     def shape(self, head: bool, heads: HeadSizes) -> PassShape:
         """The smallest shape that holds them."""
-        longest = int(self.lengths.max())
-        return shape_of_trees(step_up(len(self.tokens), LADDER), bucket(longest), head, heads)
+        rows = step_up(len(self.tokens), LADDER)
+        longest = bucket(int(self.lengths.max()))
+        found = shape_of_trees(rows, longest, head, heads, small=False)
+        if int(self._blocks(found).sum()) <= found.blocks:
+            return found
+        return shape_of_trees(rows, longest, head, heads, small=True)
+
+    def _blocks(self, shape: PassShape) -> IntArray:
+        """Number of blocks of each tree."""
+        return -(-self.sizes // shape.tiles.rows)
 
     def write(self, shape: PassShape, host: IntArray) -> int:
         """Write the inputs of the pass to a buffer; the number of words written."""
@@ -55,7 +63,7 @@ class ManyTrees:
         slots = np.repeat(self.firsts, self.sizes) + lengths + nodes
         blocks, words = write_rows(shape, host, self.tokens, lengths + depths, slots)
         each = shape.tiles.rows
-        counts = -(-self.sizes // each)  # blocks of each tree
+        counts = self._blocks(shape)
         used = int(counts.sum())
         cuts = each * (np.arange(used) - np.repeat(np.cumsum(counts) - counts, counts))
         chains = [int(tree.depths[-1]) == len(tree) - 1 for tree in self.trees]
@@ -74,11 +82,18 @@ class ManyTrees:
 
 
 @cache
-def shape_of_trees(rows: int, longest: int, head: bool, heads: HeadSizes) -> PassShape:
-    """The shape of so many rows of trees; it does not depend on how many trees they are."""
-    lines = tiles_for(rows, 1, longest, heads, True, WORD).rows
+def shape_of_trees(
+    rows: int, longest: int, head: bool, heads: HeadSizes, *, small: bool
+) -> PassShape:
+    """The shape of so many rows of trees; `small` ones may have a single row each.
+
+    Others fill half of their blocks' rows at least. Programs of blocks that are not there take
+    time as well.
+    """
+    lines = tiles_for(rows, rows, longest, heads, True, WORD).rows
     tiles = tiles_for(rows, -(-rows // lines), longest, heads, True, WORD)
-    return PassShape(rows, rows, 1, head, tiles)
+    blocks = rows if small else -(-2 * rows // tiles.rows)
+    return PassShape(rows, min(blocks, rows), 1, head, tiles)
 
 
 def are_small(work: Sequence[TreeInput]) -> bool:
