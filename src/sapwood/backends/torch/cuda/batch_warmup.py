@@ -20,6 +20,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
     PassShape,
     RootRows,
     SessionRows,
+    SingleTree,
     step_up,
 )
 from sapwood.backends.torch.cuda.tree_rows import ManyTrees, shape_of_trees
@@ -86,7 +87,7 @@ def capture_tree_passes(
     watched: Collection[int],
     progress: Callable[[str], None],
 ) -> None:
-    """Capture the passes over trees that a builder drafts for one request, of all sizes."""
+    """Capture the passes over trees of one request, drafted or looked up, of all sizes."""
     sequence = KvSequence(network.pool, network.layout, 1)
     rows, path = builder.round_buffer.rows, builder.round_buffer.path
     write_args = builder.pass_args_writer(network)
@@ -99,8 +100,17 @@ def capture_tree_passes(
                 network.capture_tree_pass(
                     rows, path, nodes, sequence.first, length, watched, write_args
                 )
+                looked_up = chain_of(nodes, sequence.first, length)
+                for _ in range(TIMES):
+                    network.run_pass(looked_up, watched, head=True)
         longest *= 2
     sequence.release()
+
+
+def chain_of(nodes: int, first: int, length: int) -> SingleTree:
+    """A tree of one path, as look-ups make it."""
+    each = np.arange(nodes)
+    return SingleTree(np.zeros(nodes, np.int64), each - 1, each, first, length)
 
 
 def mixed_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, PassShape]]:
