@@ -7,8 +7,7 @@ the text at hand comes before earlier ones. The published rule, one match of bes
 on the draft by its length, is the drafter `suffix-decoding`.
 """
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from sapwood.core.rng import Rng
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Draw, Outcome
 from sapwood.core.whole_tree import LookupDrafter
-from sapwood.drafters.lookup.suffix_automaton import START, Context, Match, SuffixAutomaton
+from sapwood.drafters.lookup.suffix_automaton import START, Match, SuffixAutomaton
 
 LEAD = 4  # last prompt tokens kept before an output, so that its first tokens have a context
 REACH = 32  # prompt tokens matched against earlier outputs
@@ -119,22 +118,37 @@ class Suffix(Part, LookupDrafter):
 
     def likely_path(self, root: int, longest: int) -> Tree:
         """The likeliest continuation of the text as one path, for as long as it is likely."""
-        tree = Tree(root)
-        tip = ROOT
-        while len(tree) <= longest:
-            probs = self._spread(self._match_of(tree, tip))
+        self.catch_up()
+        automata = self._automata()
+        matches = [self.local_.match(), *self.ends_]
+        tokens = [root]
+        chances = [1.0]
+        while len(tokens) <= longest:
+            probs = self._spread(matches)
             token = max(probs, key=probs.__getitem__, default=None)
             if token is None or probs[token] < LIKELY:
                 break
-            tree.close(tip)
-            tip = tree.add(tip, token, probs[token], source=self.source)
-        return tree
+            tokens.append(token)
+            chances.append(probs[token])
+            matches = [
+                automaton.advance(match, token)
+                for automaton, match in zip(automata, matches, strict=True)
+            ]
+        depths = np.arange(len(tokens))
+        return Tree.from_columns(
+            np.array(tokens),
+            depths - 1,
+            depths,
+            np.array(chances),
+            sources=(depths > 0).astype(np.int64) << self.source,
+            expanded=depths < depths[-1],
+        )
 
     def lookup_seed(self, root: int, width: int, longest: int) -> Tree:
         """The likeliest continuations of the text, the first one as long as it is likely."""
         self.catch_up()
         matches = [self.local_.match(), *self.ends_]
-        automata = [self.local_, *self.past_]
+        automata = self._automata()
         # token, parent, depth, rank and chance of each
         nodes = [(root, -1, 0, 0, 1.0)]
         tip = ROOT
@@ -176,42 +190,42 @@ class Suffix(Part, LookupDrafter):
         if node not in self.matches_:
             before = self._match(tree, int(tree.parents[node]))
             token = int(tree.tokens[node])
-            automata = [self.local_, *self.past_]
             self.matches_[node] = [
                 automaton.advance(match, token)
-                for automaton, match in zip(automata, before, strict=True)
+                for automaton, match in zip(self._automata(), before, strict=True)
             ]
         return self.matches_[node]
 
+    def _automata(self) -> list[SuffixAutomaton]:
+        """The automaton of the text at hand, and those of earlier outputs."""
+        return [self.local_, *self.past_]
+
     def _spread(self, matches: list[Match]) -> dict[int, float]:
-        """Chance of each continuation, from the longest match of any automaton down."""
+        """Chance of each continuation, from the longest match of any automaton down.
+
+        Matches in the text at hand go `local` tokens ahead, and first among equals.
+        """
         probs: dict[int, float] = {}
         left = 1.0
-        for matched, shares in self._contexts(matches):
-            if matched < self.shortest or left < LEFT:
+        automata = self._automata()
+        contexts = [
+            automaton.followed(match) for automaton, match in zip(automata, matches, strict=True)
+        ]
+        while left >= LEFT:
+            ranks = [matched if state else -1 for state, matched in contexts]
+            ranks[0] += self.local if contexts[0][0] else 0
+            place = ranks.index(max(ranks))
+            state, matched = contexts[place]
+            if state == START or matched < self.shortest:
                 break
             # measured on chat output: what followed m matching tokens follows again about m times
             # in m + 2
             trust = left * matched / (matched + 2)
             left -= trust
-            for token, share in shares:
+            for token, share in automata[place].shares(state):
                 probs[token] = probs.get(token, 0.0) + trust * share
+            contexts[place] = automata[place].shorter(contexts[place])
         return probs
-
-    def _contexts(self, matches: list[Match]) -> Iterator[Context]:
-        """Contexts of all automata, the longest first; those of the text at hand `local` ahead."""
-        here, *past = (
-            automaton.contexts(match)
-            for automaton, match in zip([self.local_, *self.past_], matches, strict=True)
-        )
-        if not self.local or not past:
-            return heapq.merge(here, *past, key=longest_first)
-        ranked = heapq.merge(
-            ((context[0] + self.local, context) for context in here),
-            *([(context[0], context) for context in each] for each in past),
-            key=longest_first,
-        )
-        return (context for _, context in ranked)
 
     def _follow(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -219,8 +233,3 @@ class Suffix(Part, LookupDrafter):
                 automaton.advance(end, token)
                 for automaton, end in zip(self.past_, self.ends_, strict=True)
             ]
-
-
-def longest_first(context: tuple[int, object]) -> int:
-    """Sort key of contexts by their lengths; the text at hand stays first among equals."""
-    return -context[0]

@@ -64,12 +64,23 @@ class SuffixAutomaton:
 
     def contexts(self, match: Match) -> Iterator[Context]:
         """List the match and its ever shorter ends, those that something followed."""
+        match = self.followed(match)
+        while match[0] != START:
+            yield match[1], self.shares(match[0])
+            match = self.shorter(match)
+
+    def followed(self, match: Match) -> Match:
+        """The match, or its longest end that something followed."""
         state, matched = match
-        while state != START:
-            if self.edges[state]:
-                yield matched, self.shares(state)
+        while state != START and not self.edges[state]:
             state = self.links[state]
             matched = self.lengths[state]
+        return state, matched
+
+    def shorter(self, match: Match) -> Match:
+        """The next shorter end of a match that something followed."""
+        state = self.links[match[0]]
+        return self.followed((state, self.lengths[state]))
 
     def shares(self, state: int) -> list[tuple[int, float]]:
         """Continuations with their shares, best first, the more recent first among equals."""
