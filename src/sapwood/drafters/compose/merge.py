@@ -38,6 +38,11 @@ from sapwood.drafters.lookup.suffix import Suffix
 from sapwood.drafters.propose import covering
 
 MOST = AIDS  # drafters that one tree can tell apart
+# share of a request's looked-up paths that took a tree's place, below which the next tree is
+# drafted ahead even where a path can be looked up: a draft in vain, and the pass behind it, delay
+# the path's pass by more than drafting ahead saves
+SELDOM = 0.25
+FOLLOW = 0.25  # weight of the last one in that share
 
 
 @dataclass
@@ -94,6 +99,7 @@ class Merge(Part, WholeTreeDrafter):
         self.late_: list[tuple[Drafter, Outcome]] = []  # rounds that a drafter has yet to observe
         # the looked-up path of this round, and its expected tokens
         self.looked_up_: tuple[Tree, float] | None = None
+        self.taken_ = 1.0  # recent share of looked-up paths that took a tree's place
         super().reset(request)
 
     def observe(self, outcome: Outcome) -> None:
@@ -194,12 +200,12 @@ class Merge(Part, WholeTreeDrafter):
             drafter.prepare(shapes)
 
     def prelaunch(self, shape: TreeShape, tree: Tree) -> DraftLaunch | None:
-        """The next draft of the first whole-tree drafter, unless a lookup may replace it."""
+        """The next draft of the first whole-tree drafter, unless a lookup may well replace it."""
         self._catch_up()  # the device is at work
         lookups = self._lookups()
         for drafter in lookups:
             drafter.catch_up()
-        if any(drafter.matches_text() for drafter in lookups):
+        if self.taken_ > SELDOM and any(drafter.matches_text() for drafter in lookups):
             return None
         launches = (drafter.prelaunch(shape, tree) for drafter in self._whole())
         return next(launches, None)
@@ -211,7 +217,9 @@ class Merge(Part, WholeTreeDrafter):
                 self._catch_up()
                 tree = drafter.likely_path(root, shape.longest)
                 promised = float(np.cumprod(tree.probs[1:]).sum())
-                if self.promise.ratio * promised > shape.hope:
+                taken = self.promise.ratio * promised > shape.hope
+                self.taken_ += FOLLOW * (taken - self.taken_)
+                if taken:
                     self.looked_up_ = tree, promised
                     return tree
         return None

@@ -135,6 +135,30 @@ def test_nothing_is_foreseen_where_what_comes_may_be_known_by_heart(
         assert bool(asked) is not home
 
 
+def test_a_draft_is_launched_ahead_again_once_looked_up_paths_are_seldom_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, whole = backends()
+    asked: list[int] = []
+    rounds: list[int] = []
+
+    def prelaunch(_: Eagle3, shape: TreeShape, tree: Tree) -> None:
+        asked.append(len(rounds))
+
+    def nothing(_: Suffix, root: int, longest: int) -> Tree:
+        rounds.append(root)
+        return Tree(root)
+
+    monkeypatch.setattr(Eagle3, "prelaunch", prelaunch)
+    monkeypatch.setattr(Suffix, "likely_path", nothing)
+    monkeypatch.setattr(Suffix, "matches_text", lambda _: True)
+    recipe = Recipe(merged_with_lookup(tame_head()), Beam(beam=3), Match(), BUDGET)
+    first_rounds(whole, recipe, make_text(20, 1), 9, Sampling(max_tokens=99))
+    # five that were not taken leave a share of 0.75 ** 5
+    assert asked[0] == 5
+    assert len(asked) == len(rounds) - 4
+
+
 @pytest.mark.parametrize(
     ("paused", "busy", "growing", "booked"),
     [
