@@ -255,6 +255,22 @@ def test_suffix_memory_is_bounded_and_forgets_the_oldest() -> None:
     OutputHistory(0).learn(range(10))
 
 
+def test_outputs_are_indexed_when_a_later_request_looks_something_up() -> None:
+    part = Suffix()
+    part.bind(None)  # type: ignore[arg-type]
+    for first in range(40):
+        part.earlier.add([100 + first, 5, 200 + first])
+    assert part.earlier.young.size == 0
+    resting = begin(part, [1, 5], bound=True)
+    resting.observe_roots([])
+    assert part.earlier.young.size == 0
+    assert set(answer(begin(part, [1, 5], bound=True), 5)) == {238, 239}  # the newest two
+    assert part.earlier.young.size == 6
+    while part.earlier.waiting:
+        answer(begin(part, [1, 5], bound=True), 5)
+    assert part.earlier.young.size == 3 * 32  # the oldest were not kept
+
+
 def test_recycling_learns_from_refused_rows() -> None:
     part = Recycling()
     drafter = begin(part, [1, 5])

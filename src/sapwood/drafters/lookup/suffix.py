@@ -7,6 +7,7 @@ the text at hand comes before earlier ones. The published rule, one match of bes
 on the draft by its length, is the drafter `suffix-decoding`.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,19 +26,36 @@ LEAD = 4  # last prompt tokens kept before an output, so that its first tokens h
 REACH = 32  # prompt tokens matched against earlier outputs
 HOME = 8  # tokens of a match after which a text is likely to go on along it
 LIKELY = 0.5  # least chance of a looked-up token
+AT_ONCE = 2  # outputs that one request indexes
+WAITING = 32  # outputs that wait to be indexed, the newest are kept
 LEFT = 0.02  # shorter matches are left out once the longer ones have spread all but this
 
 
 class OutputHistory:
-    """Earlier outputs in two generations: when the young one is full, the old one is dropped."""
+    """Earlier outputs in two generations: when the young one is full, the old one is dropped.
+
+    Where drafting rests, nothing is looked up and indexing would be in vain: outputs wait until a
+    later request looks something up.
+    """
 
     def __init__(self, most: int) -> None:
         self.half = most // 2
         self.young = SuffixAutomaton()
         self.old = SuffixAutomaton()
+        self.waiting: deque[Sequence[int]] = deque(maxlen=WAITING)
+
+    def add(self, output: Sequence[int]) -> None:
+        """Keep one output, to be indexed later."""
+        self.waiting.append(output)
+
+    def automata(self) -> list[SuffixAutomaton]:
+        """The indexed outputs, among them the newest of those that waited."""
+        for _ in range(min(AT_ONCE, len(self.waiting))):
+            self.learn(self.waiting.pop())
+        return [automaton for automaton in (self.young, self.old) if automaton.size]
 
     def learn(self, output: Sequence[int]) -> None:
-        """Keep one output, or as much of its end as half the memory holds."""
+        """Index one output, or as much of its end as half the memory holds."""
         output = output[max(0, len(output) - self.half) :]
         if self.young.size + len(output) > self.half:
             self.young, self.old = SuffixAutomaton(), self.young
@@ -68,15 +86,12 @@ class Suffix(Part, LookupDrafter):
         self.earlier = OutputHistory(self.memory)
 
     def reset(self, request: RequestContext) -> None:
-        """Keep the prompt; it is indexed when first needed, or while the device is busy."""
+        """Keep the prompt; texts are indexed when first needed, or while the device is busy."""
         self.local_ = SuffixAutomaton()
         self.unindexed_prompt_ = request.prompt
         self.unindexed_: list[int] = []  # emitted, not indexed yet
-        self.past_ = [
-            automaton for automaton in (self.earlier.young, self.earlier.old) if automaton.size
-        ]
-        self.ends_ = [(START, 0) for _ in self.past_]  # match of the end of the text in each
-        self._follow(request.prompt[-REACH:])
+        self.past_: list[SuffixAutomaton] = []  # of earlier outputs
+        self.ends_: list[Match] = []  # match of the end of the text in each
         self.tree_: Tree | None = None
         self.matches_: dict[int, list[Match]] = {}  # node -> match in the text and in each
         self.output_ = list(request.prompt[-LEAD:])
@@ -89,6 +104,9 @@ class Suffix(Part, LookupDrafter):
         self.unindexed_ = []
         if prompt:
             self.local_.learn(prompt)
+            self.past_ = self.earlier.automata()
+            self.ends_ = [(START, 0) for _ in self.past_]
+            self._follow(prompt[-REACH:])
         if tokens:
             self.local_.extend(tokens)
             self._follow(tokens)
@@ -108,7 +126,7 @@ class Suffix(Part, LookupDrafter):
 
     def close(self) -> None:
         """Remember the output."""
-        self.earlier.learn(self.output_)
+        self.earlier.add(self.output_)
 
     def matches_text(self) -> bool:
         """True when the text matches an earlier one at some length."""
