@@ -82,8 +82,7 @@ def ratio(one: float, two: float) -> float:
 def measure(
     llm: LLM, prompts: Sequence[list[int]], options: argparse.Namespace, record: Record
 ) -> list[dict[str, Any]]:
-    """One row for each level and recipe; stops at the time limit."""
-    limit = Limit(options.limit_seconds)
+    """One row for each level and recipe; stops at the time limit, which captures do not use up."""
     wanted = {"max_tokens": options.tokens, "temperature": options.temperature, "seed": 1}
     sampling = read_sampling(wanted, llm.target.info, llm.text)
     most = max(options.levels)
@@ -102,6 +101,7 @@ def measure(
         record.say("drafts captured")
     gc.collect()
     gc.freeze()  # as the server does
+    limit = Limit(options.limit_seconds)
     rows = []
     for level in options.levels:
         each = min(max(options.rounds * level, options.least), len(prompts) // options.repeats)
