@@ -28,11 +28,12 @@ from sapwood.bench.report import ALL, ReportRow, report
 from sapwood.bench.suites import gather
 from sapwood.core.protocols import TreeInput
 from sapwood.core.sampling import Sampling
-from sapwood.core.tree import Tree
 from sapwood.llm import LLM
 
 RECIPES = {"plain": True, "eagle3": False, "auto": False}  # True if it must run
 NODES = (1, 2, 4, 8, 16, 32, 64)
+# requests that share a pass, and nodes of each tree: 64 to 512 rows
+SHARED = ((8, 8), (8, 16), (32, 4), (32, 6), (64, 4), (64, 8))
 CONTEXT = 512  # committed tokens of the passes by nodes
 IDLE = 6  # further prompts on which the host's share is measured
 HOT = 0.8  # temperature of the second run
@@ -62,34 +63,49 @@ def device_part(device: torch.device, record: Record) -> float:
 
 # ----------------------------------------------------------------------------- (b) one pass
 def pass_part(llm: LLM, record: Record, times: int) -> None:
-    """Microseconds of a pass by nodes: on the device alone, and from the host."""
+    """Microseconds of a pass by nodes, and by trees that share it."""
     target: Any = llm.target
-    cuda = target.device.type == "cuda"
     rng = np.random.default_rng(0)
     room = min(CONTEXT, target.info.context - max(NODES) - 1)
-    session = target.open(rng.integers(target.info.vocab, size=room).tolist())
-    found = []
-    for nodes in NODES:
-        tree = random_tree(nodes, target.info.vocab, rng)
+    first = target.open(rng.integers(target.info.vocab, size=room).tolist())
+    most = max(requests for requests, _ in SHARED)
+    sessions = [first, *(first.fork() for _ in range(most - 1))]
 
-        def whole(tree: Tree = tree) -> None:
-            target.score([TreeInput(session, tree)])[0].argmax()
+    def timed(requests: int, nodes: int) -> dict[str, Any]:
+        work = [
+            TreeInput(session, random_tree(nodes, target.info.vocab, rng))
+            for session in sessions[:requests]
+        ]
+        return {"nodes": nodes, **pass_times(target, work, times)}
 
-        around = seconds_of(whole, times, cuda=False)
-        step = getattr(getattr(target, "fused", None), "last", None)
-        inside = seconds_of(step, times, cuda) if cuda and step is not None else None
-        found.append(
-            {"nodes": nodes, "replay_us": inside and inside * 1e6, "host_us": around * 1e6}
-        )
-    session.close()
+    alone = [timed(1, nodes) for nodes in NODES]
+    shared = [{"requests": requests, **timed(requests, nodes)} for requests, nodes in SHARED]
+    for session in sessions:
+        session.close()
     record.say(f"(b) one pass after {room} tokens, us by nodes: on the device | from the host")
+    record.say("    " + "  ".join(f"{row['nodes']}: {both(row)}" for row in alone))
     record.say(
-        "    "
-        + "  ".join(
-            f"{row['nodes']}: {us(row['replay_us'])} | {us(row['host_us'])}" for row in found
-        )
+        "    " + "  ".join(f"{row['requests']} x {row['nodes']}: {both(row)}" for row in shared)
     )
-    record.keep("pass", {"context": room, "rows": found})
+    record.keep("pass", {"context": room, "rows": alone, "shared": shared})
+
+
+def pass_times(target: Any, work: Sequence[TreeInput], times: int) -> dict[str, float | None]:
+    """Microseconds of a pass over these trees: on the device alone, and from the host."""
+    cuda = target.device.type == "cuda"
+
+    def whole() -> None:
+        target.score(work)[-1].argmax()
+
+    around = seconds_of(whole, times, cuda=False)
+    step = getattr(getattr(target, "fused", None), "last", None)
+    inside = seconds_of(step, times, cuda) if cuda and step is not None else None
+    return {"replay_us": inside and inside * 1e6, "host_us": around * 1e6}
+
+
+def both(row: dict[str, Any]) -> str:
+    """The two times of a pass as text."""
+    return f"{us(row['replay_us'])} | {us(row['host_us'])}"
 
 
 def us(number: float | None) -> str:

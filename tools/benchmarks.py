@@ -569,6 +569,10 @@ def gpu_sections(record: Record) -> Iterator[str]:
         f"{device['name']}, torch {device['torch']}; microseconds of a pass after "
         f"{passes['context']} tokens. {file}"
     )
+    rows += [
+        [f"{row['requests']} x {row['nodes']}", *(number(row[side], ".0f") for side in sides)]
+        for row in passes.get("shared", [])  # trees of several requests
+    ]
     yield section(
         "A pass on a GPU", text, table(["nodes", "on the device", "from the host"], rows), command
     )
