@@ -147,6 +147,7 @@ def test_fields_are_part_of_every_request(capsys: pytest.CaptureFixture[str]) ->
     drawn = "law,temperature,independence,top_k,top_p,min_p"
     with serving(defaults={"repeat_penalty": 1.5}) as url:
         options = ["--prompts", "4", "--samples", "32", "--without", drawn, "--json"]
+        options += ["--concurrency", "1"]
         assert main(["certify", url, *options, "--field", "repeat_penalty=1.0"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["fields"] == {"repeat_penalty": 1.0}

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -59,19 +58,21 @@ def plain_tokens(
     return found
 
 
-# greedy texts of plain decoding on the 24 prompts, by target, tokens and vocabulary
-PLAIN_TEXTS: WeakKeyDictionary[Any, dict[tuple[int, int], list[list[int]]]] = WeakKeyDictionary()
+# greedy texts of plain decoding on the 24 prompts, by target, tokens and vocabulary; the target is
+# kept with them, so that no other one gets its id
+PLAIN_TEXTS: dict[tuple[int, int, int], tuple[Any, list[list[int]]]] = {}
 
 
 def same_on_24_prompts(backend: Any, recipe: Recipe, count: int = 6, vocab: int = 61) -> None:
     """Assert that a recipe decodes 24 random prompts greedily as plain decoding does."""
     prompts = [make_text(3 + seed % 7, seed, vocab) for seed in range(24)]
-    known = PLAIN_TEXTS.setdefault(backend, {})
-    if (count, vocab) not in known:
-        known[count, vocab] = [plain_tokens(backend, prompt, count, ()) for prompt in prompts]
+    key = id(backend), count, vocab
+    if key not in PLAIN_TEXTS:
+        texts = [plain_tokens(backend, prompt, count, ()) for prompt in prompts]
+        PLAIN_TEXTS[key] = backend, texts
     engine = Engine(backend, recipe)
     grown = 0
-    for prompt, plain in zip(prompts, known[count, vocab], strict=True):
+    for prompt, plain in zip(prompts, PLAIN_TEXTS[key][1], strict=True):
         text: list[int] = []
         for outcome in engine.rounds(prompt, Sampling(max_tokens=count), KeyedRng(0)):
             text += outcome.tokens
