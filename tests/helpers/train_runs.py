@@ -20,7 +20,7 @@ from tests.helpers import byte_tokenizer, tiny_models
 LETTERS = "abcdefghijklmnopqrstuvwxyz. ABCDEFGHIJKLMNOPQRSTUVWXYZ!"
 EAGLE3 = "eagle3(vocabulary=200, unroll=3, inner=48, rate=0.01, matrix_rate=0.02)"
 MEDUSA = "medusa(heads=2, vocabulary=200)"
-STEPS, TOKENS = 24, 1000
+STEPS, TOKENS = 40, 1000
 FULL = Path("/dev/full")
 HEAD, CONFIG = "model.safetensors", "config.json"
 
