@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import gc
 import logging
 import math
 import os
@@ -25,9 +26,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fewer random examples in a quick run."""
+    """Fewer random examples in a quick run; no collection of garbage while modules are imported."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the million objects of all modules and tests from later collections of garbage.
+
+    Servers and the contract of backends collect often: each time it would take most of a second.
+    """
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Undo the exemption: what is still frozen at the exit counts as leaked."""
+    gc.unfreeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -41,10 +57,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what a quick run does not need; where processes share the tests, long ones first."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        keep_files_together(items)
     if config.getoption("--quick"):
         chosen = set(quick(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+
+
+def keep_files_together(items: list[pytest.Item]) -> None:
+    """One process for the tests of a file: what they share is made once; long tests go anywhere."""
+    for item in items:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("xdist_group")):
+            file = item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(file.replace("@", "_")))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +87,15 @@ def _quiet_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sapwood.engine.machine_load.STAT", Path("/nonexistent"))
         patch.setattr("sapwood.engine.machine_load.SPREAD", math.inf)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    """Servers neither freeze what a test has made nor thaw what was there before it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)
         yield
 
 

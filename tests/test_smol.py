@@ -19,7 +19,8 @@ PROMPTS = [
     "Name three uses of a paperclip.",
     "Rename total to amount:\ndef add(total, tax):\n    total = total + tax\n    return total",
 ]
-TOKENS = 16  # some ten rounds
+TOKENS = 12  # some eight rounds
+FEWER = {"specexec": 5}  # tokens, where a pass has a thousand nodes and takes a second
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 TEXT = [name for name in RECIPES if resolve(name).guarantee is Guarantee.TEXT]
 
@@ -36,6 +37,11 @@ def model(dtype: str) -> LLM:
     return LLM("smollm2", "plain", dtype=dtype, device="cpu", threads=1)
 
 
+@functools.lru_cache(1)  # greedy and sampled texts of a recipe follow each other
+def speculative(dtype: str, name: str) -> LLM:
+    return model(dtype).with_recipe(name)
+
+
 @functools.cache
 def plain(dtype: str, prompt: str, sampled: bool) -> Completion:
     return model(dtype).generate(prompt, max_tokens=TOKENS, **(SAMPLED if sampled else {}))
@@ -46,25 +52,30 @@ def check(dtype: str, name: str, *, sampled: bool) -> None:
         pytest.skip(
             f"nothing that {name} needs ships with the model; train it, or use another model"
         )
-    llm = model(dtype).with_recipe(name)
+    llm = speculative(dtype, name)
     # prompts take turns; a recipe that is also sampled meets both
     prompt = PROMPTS[(LOSSLESS.index(name) + sampled) % len(PROMPTS)]
-    ours = llm.generate(prompt, max_tokens=TOKENS, **(SAMPLED if sampled else {}))
-    assert ours.tokens == plain(dtype, prompt, sampled).tokens, (
+    count = FEWER.get(name, TOKENS)
+    ours = llm.generate(prompt, max_tokens=count, **(SAMPLED if sampled else {}))
+    assert ours.tokens == plain(dtype, prompt, sampled).tokens[:count], (
         f"{name} departs from plain decoding on {prompt!r}"
     )
     if name != "plain":
         assert ours.stats.passes <= ours.stats.tokens
 
 
-@pytest.mark.parametrize(("dtype", "name"), RUNS)
-def test_greedy_text_is_plain_decodings(dtype: str, name: str) -> None:
-    check(dtype, name, sampled=False)
-
-
-@pytest.mark.parametrize(("dtype", "name"), [run for run in RUNS if run[1] in TEXT])
-def test_sampled_text_is_plain_decodings_where_promised(dtype: str, name: str) -> None:
-    check(dtype, name, sampled=True)
+@pytest.mark.parametrize(
+    ("dtype", "name", "sampled"),
+    [
+        pytest.param(
+            dtype, name, sampled, id=f"{dtype}-{name}-{'sampled' if sampled else 'greedy'}"
+        )
+        for dtype, name in RUNS
+        for sampled in ((False, True) if name in TEXT else (False,))  # where that is promised
+    ],
+)
+def test_text_is_plain_decodings(dtype: str, name: str, sampled: bool) -> None:
+    check(dtype, name, sampled=sampled)
 
 
 @pytest.mark.parametrize("dtype", [DEFAULT, REFERENCE])

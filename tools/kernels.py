@@ -93,6 +93,20 @@ class ImaginedProperties:
     shared_memory_per_block_optin: int  # bytes
 
 
+def share(part: int, parts: int) -> None:
+    """Compile the first variant of each kernel, and of the others those of one part."""
+    compile_variant = jit.JITFunction._do_compile
+    numbers: dict[Any, dict[Any, int]] = {}  # of the variants of each kernel
+
+    def compile_some(self: Any, key: Any, *asked: Any) -> Any:
+        known = numbers.setdefault(self, {})
+        number = known.setdefault(key, len(known))
+        chosen = number == 0 or number % parts == part
+        return compile_variant(self, key, *asked) if chosen else None
+
+    jit.JITFunction._do_compile = compile_some
+
+
 def imagine(name: str) -> list[Any]:
     """Make every launch compile only; compiled kernels are added to the returned list."""
     found: list[Any] = []
@@ -289,6 +303,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--capability", choices=SHARED, default="9.0")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of a pass")
     parser.add_argument("--models", choices=MODELS, nargs="+", default=tuple(MODELS))
+    about = "of the variants of each kernel the first, and those of one of several parts"
+    parser.add_argument("--part", type=int, nargs=2, metavar=("NUMBER", "PARTS"), help=about)
     return parser.parse_args(given)
 
 
@@ -297,6 +313,8 @@ def main() -> int:
     asked = arguments()
     limit = SHARED[asked.capability] << 10
     found = imagine(asked.capability)
+    if asked.part:
+        share(*asked.part)
     failed = 0
     for model in asked.models:
         for rows in asked.rows:

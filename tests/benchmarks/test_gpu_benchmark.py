@@ -1,16 +1,16 @@
 """The GPU benchmark runs from end to end; here on a CPU with a tiny model."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.byte_model import save_byte_model
+from tests.helpers.run_script import run_script
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+Run = Callable[..., tuple[str, dict[str, object]]]
 TINY = [
     "--device",
     "cpu",
@@ -36,29 +36,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(model: Path, tmp_path: Path, *more: str) -> tuple[str, dict[str, object]]:
+@pytest.fixture
+def run(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     """What the script prints and writes."""
-    file = tmp_path / "gpu.json"
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--model",
-        str(model),
-        "--suite",
-        "chat",
-        "--json",
-        str(file),
-        *TINY,
-        *more,
-    ]
-    known = {**os.environ, "SAPWOOD_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=known, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(file.read_text())
+    monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path))
+
+    def run(*more: str) -> tuple[str, dict[str, object]]:
+        file = tmp_path / "gpu.json"
+        chosen = ["--model", str(model), "--suite", "chat", "--json", str(file)]
+        run_script(SCRIPT, *chosen, *TINY, *more)
+        return capsys.readouterr().out, json.loads(file.read_text())
+
+    return run
 
 
-def test_passes_and_decoding(model: Path, tmp_path: Path) -> None:
-    said, found = run(model, tmp_path, "--parts", "a,b,c")
+def test_passes_and_decoding(run: Run) -> None:
+    said, found = run("--parts", "a,b,c")
     assert set(found) == {"command", "commit", "device", "pass", "decoding", "generate"}
     decoding = found["decoding"]
     generated = found["generate"]
@@ -74,10 +72,8 @@ def test_passes_and_decoding(model: Path, tmp_path: Path) -> None:
     assert "eagle3" in said, "a recipe that cannot run says so"
 
 
-def test_a_limit_stops_it_cleanly(model: Path, tmp_path: Path) -> None:
-    said, found = run(
-        model, tmp_path, "--parts", "a,c", "--limit-seconds", "0.01", "--prompts", "4"
-    )
+def test_a_limit_stops_it_cleanly(run: Run) -> None:
+    said, found = run("--parts", "a,c", "--limit-seconds", "0.01", "--prompts", "4")
     assert "1 of 4 prompts" in said
     assert "left out" in said
     assert "generate" not in found

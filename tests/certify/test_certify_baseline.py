@@ -20,10 +20,9 @@ from tests.helpers.fake_openai import serving
 COMPARING = {"greedy", "max_tokens", "stop", "seed"}
 
 
-def exam(url: str, **extra: object) -> CertifyReport:
-    return examine(
-        CertifyContext(ServerClient(url, extra=extra), prompts=PROMPTS[:4], samples=192, longer=24)
-    )
+def exam(url: str, samples: int = 192, **extra: object) -> CertifyReport:
+    client = ServerClient(url, workers=1, extra=extra)  # the fake server runs in this process
+    return examine(CertifyContext(client, prompts=PROMPTS[:4], samples=samples, longer=24))
 
 
 def named(report: CertifyReport, status: str) -> set[str]:
@@ -44,8 +43,8 @@ def test_a_server_that_does_not_repeat_itself_fails_there_alone() -> None:
 
 def test_a_reference_that_does_not_repeat_either_is_said() -> None:
     with serving("restless") as url:
-        server = ServerClient(url)
-        off = ServerClient(url, extra={"speculation": False})
+        server = ServerClient(url, workers=1)
+        off = ServerClient(url, workers=1, extra={"speculation": False})
         report = examine(CertifyContext(server, off, prompts=PROMPTS[:4], samples=64, longer=24))
     assert "the reference does not repeat its text either" in found(report, "repeats")
 
@@ -54,9 +53,13 @@ def test_a_reference_that_does_not_repeat_either_is_said() -> None:
 def test_a_default_penalty_is_named_with_its_cure(strength: float) -> None:
     with serving(defaults={"repeat_penalty": strength}) as url:
         report = exam(url)
-        assert not named(report, FAIL), as_text(report)
-        assert "--field repeat_penalty=1.0" in found(report, "defaults")
-        assert named(report, UNTESTED) >= {"greedy", "penalties", "law", "temperature"}
+    assert not named(report, FAIL), as_text(report)
+    assert "--field repeat_penalty=1.0" in found(report, "defaults")
+    assert named(report, UNTESTED) >= {"greedy", "penalties", "law", "temperature"}
+
+
+def test_the_cure_of_a_default_penalty() -> None:
+    with serving(defaults={"repeat_penalty": 1.5}) as url:
         cured = exam(url, repeat_penalty=1.0)
     assert cured.verdict == PASS
     assert named(cured, UNTESTED) == {"continuations"}, as_text(cured)
@@ -97,7 +100,7 @@ def test_the_mass_of_unlikely_tokens_counts_those_not_reported() -> None:
 )
 def test_drafts_are_spoken_of_where_there_are_any(metrics: str, sentence: str) -> None:
     with serving(metrics=metrics) as url:
-        text = as_text(exam(url))
+        text = as_text(exam(url, samples=32))
     assert sentence in text
     assert "a draft" not in text
 
@@ -141,8 +144,10 @@ def test_a_log_gets_lines_at_intervals(
 
 # -------------------------------------------------------------------------------------- the option
 def test_fields_are_part_of_every_request(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = "law,temperature,independence,top_k,top_p,min_p"
     with serving(defaults={"repeat_penalty": 1.5}) as url:
-        options = ["--prompts", "4", "--samples", "64", "--json"]
+        options = ["--prompts", "4", "--samples", "32", "--without", drawn, "--json"]
+        options += ["--concurrency", "1"]
         assert main(["certify", url, *options, "--field", "repeat_penalty=1.0"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["fields"] == {"repeat_penalty": 1.0}

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from sapwood.certify.client import ServerClient, ServerRefused, answers
 from sapwood.certify.context import PROMPTS, CertifyContext
-from sapwood.certify.report import FAIL, PASS, UNTESTED, CertifyReport, as_text
+from sapwood.certify.report import FAIL, LEVEL, PASS, UNTESTED, CertifyReport, as_text
 from sapwood.certify.server import examine
 from sapwood.cli.main import main
 from sapwood.errors import SapwoodError
@@ -18,6 +19,10 @@ from tests.helpers.fake_openai import FAULTS, serving
 SAMPLES = {
     "no-residual": 384
 }  # a fault so small that with 192 answers two noises in 22 hid it, with 384 none of eight
+
+
+FIRST = {"repeats", "defaults", "logprobs"}  # what other checks need is found by these
+EVERY = {*FAULTS.values(), *FIRST, "continuations"}
 
 
 def exam(url: str, samples: int = 192, **options: Any) -> CertifyContext:
@@ -65,10 +70,22 @@ def test_the_power_is_stated(honest: CertifyReport) -> None:
     assert record["tally"] == {PASS: 15, FAIL: 0, UNTESTED: 1}
 
 
+def examine_only(
+    names: Collection[str], context: CertifyContext, honest: CertifyReport
+) -> CertifyReport:
+    """A few checks, each of whose tests has the level that it has among all of them."""
+    kept = {*FIRST, *names}
+    tests = sum(len(check.tests) for check in honest.checks if check.name in kept)
+    level = LEVEL * max(1, tests) / honest.count
+    report = examine(context, level, without=EVERY - kept)
+    assert report.level / report.count <= LEVEL / honest.count * (1 + 1e-9)
+    return report
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_failed_by_name(fault: str) -> None:
+def test_a_planted_fault_is_failed_by_name(fault: str, honest: CertifyReport) -> None:
     with serving(fault) as url:
-        report = examine(exam(url, SAMPLES.get(fault, 192)))
+        report = examine_only({FAULTS[fault]}, exam(url, SAMPLES.get(fault, 192)), honest)
     assert report.verdict == FAIL, as_text(report)
     assert status(report)[FAULTS[fault]] == FAIL, as_text(report)
 
@@ -81,24 +98,25 @@ def test_a_fault_of_one_option_is_found_there_alone() -> None:
 
 # ------------------------------------------------------------------------------------- references
 @pytest.mark.parametrize("fault", ["argmax", "accept-if-p>=q", "lenient"])
-def test_speculation_off_is_a_reference(fault: str) -> None:
-    with serving(fault) as url:
-        off = ServerClient(url, extra={"speculation": False})
-        report = examine(exam(url, reference=off))
+def test_speculation_off_is_a_reference(fault: str, honest: CertifyReport) -> None:
     name = "greedy" if fault == "lenient" else "continuations"
+    with serving(fault) as url:
+        off = ServerClient(url, workers=1, extra={"speculation": False})
+        report = examine_only({name}, exam(url, reference=off), honest)
     assert status(report)[name] == FAIL, as_text(report)
 
 
 def test_an_honest_server_equals_its_reference() -> None:
     with serving() as url, serving() as other:
-        report = examine(exam(url, reference=ServerClient(other)))
+        report = examine(exam(url, reference=ServerClient(other, workers=1)))
     assert report.verdict == PASS, as_text(report)
     assert status(report)["continuations"] == PASS
 
 
 def test_without_logprobs_a_reference_still_tells() -> None:
     with serving("argmax", refuses=["logprobs"]) as url:
-        report = examine(exam(url, reference=ServerClient(url, extra={"speculation": False})))
+        off = ServerClient(url, workers=1, extra={"speculation": False})
+        report = examine(exam(url, reference=off))
     found = status(report)
     assert found["logprobs"] == UNTESTED
     assert found["law"] == UNTESTED
@@ -108,7 +126,7 @@ def test_without_logprobs_a_reference_still_tells() -> None:
 # ------------------------------------------------------------------------------------ other servers
 def test_what_a_server_refuses_is_not_testable() -> None:
     with serving(refuses=["logit_bias", "min_p", "n", "seed"]) as url:
-        report = examine(exam(url))
+        report = examine(exam(url, samples=64))  # without `n` each of them is a request
     found = status(report)
     assert {name for name, state in found.items() if state == UNTESTED} == {
         "logit_bias",
@@ -127,8 +145,10 @@ def test_what_a_server_refuses_is_not_testable() -> None:
     ("fault", "name"), [("", None), ("argmax", "law"), ("top_k", "top_k"), ("late-stop", "stop")]
 )
 def test_a_server_of_chats_alone_is_asked_by_chat(fault: str, name: str | None) -> None:
+    # answers to chats are drawn in full for the honest server and for the fault of the law
+    without = {"law", "temperature", "independence"} if name in {"top_k", "stop"} else set[str]()
     with serving(fault, chat_only=True) as url:
-        report = examine(exam(url))
+        report = examine(exam(url), without=without)
     found = status(report)
     assert report.about["api"] == "chat"
     assert found["greedy"] == UNTESTED  # a chat cannot be continued
@@ -150,17 +170,16 @@ def test_the_time_limit_leaves_the_rest_untested() -> None:
 
 
 def test_checks_that_are_left_out_are_not_asked_and_named() -> None:
-    every = {*FAULTS.values(), "repeats", "defaults", "continuations"}
     kept = {"repeats", "max_tokens"}
     with serving() as url:
         context = exam(url, samples=8)
-        report = examine(context, without=every - kept)
+        report = examine(context, without=EVERY - kept)
     assert {name for name, found in status(report).items() if found != UNTESTED} == kept
     assert {check.found for check in report.checks if check.name not in kept} == {
         "left out by --without"
     }
     assert report.verdict == PASS
-    assert set(report.about["without"]) == every - kept
+    assert set(report.about["without"]) == EVERY - kept
 
 
 def test_an_unknown_check_cannot_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,12 +211,13 @@ def test_answers_of_another_form_are_refused() -> None:
 def test_the_command_reports_and_exits_by_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--prompts", "4", "--samples", "192"]
+    options = ["--prompts", "4", "--concurrency", "1"]
     with serving() as url:
-        assert main(["certify", url, *options, "--json"]) == 0
+        assert main(["certify", url, *options, "--samples", "64", "--json"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["verdict"] == "pass"
     assert record["url"] == url
+    options += ["--samples", "192", "--without", "law,temperature,independence"]
     with serving("top_k") as url:
         assert main(["certify", url, *options, "--report", str(tmp_path / "r.json")]) == 1
     out = capsys.readouterr().out

@@ -245,11 +245,11 @@ LIES = {
 def test_every_lie_is_told(lie: str, tmp_path: Path) -> None:
     data, words = LIES[lie]
     (tmp_path / "a.gguf").write_bytes(data)
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(SapwoodError, match=words) as caught:
         read_header(tmp_path / "a.gguf")
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - start < SLOWEST
+    assert time.thread_time() - start < SLOWEST
 
 
 def test_reading_has_an_end(tmp_path: Path) -> None:

@@ -100,8 +100,12 @@ def slow_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gauged", "slow_pass")
-@pytest.mark.parametrize("over", [False, True], ids=["slow pass", "quick pass"])
-@each_policy
+@pytest.mark.parametrize(
+    ("policy", "over", "gauged"),
+    pairwise(POLICIES, [False, True], ["beside", "measured"]),
+    ids=str,
+    indirect=["gauged"],
+)
 def test_the_law_is_exact_over_several_rounds(
     policy: Policy, over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

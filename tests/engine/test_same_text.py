@@ -14,11 +14,11 @@ from tests.helpers.part_factory import lossless_names, plain_names
 from tests.helpers.toy_texts import text_of
 
 SAMPLINGS = [
-    Sampling(max_tokens=32),
-    Sampling(temperature=0.8, max_tokens=32),
-    Sampling(temperature=1.0, top_p=0.9, top_k=2, max_tokens=32),
-    Sampling(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.3, max_tokens=32),
-    Sampling(repetition_penalty=1.5, max_tokens=32),
+    Sampling(max_tokens=24),
+    Sampling(temperature=0.8, max_tokens=24),
+    Sampling(temperature=1.0, top_p=0.9, top_k=2, max_tokens=24),
+    Sampling(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.3, max_tokens=24),
+    Sampling(repetition_penalty=1.5, max_tokens=24),
 ]
 
 

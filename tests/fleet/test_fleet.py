@@ -16,7 +16,8 @@ from benchmarks.load_server import Served, make_tiny
 
 from sapwood.cli.main import main
 
-pytestmark = pytest.mark.slow
+# in one process, so that one fleet is started for all tests
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet")]
 WANTED = [Wish("whole", one) for one in questions(10, 1)]
 
 

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from sapwood.fleet.relay import RelayedResponse
+from sapwood.fleet.replica import ReplicaLost
+from sapwood.fleet.router import Affinity
+from sapwood.server.http.access_log import AccessLogEntry
+from sapwood.server.resume import FrameKind, Opening, TokenCounts, frame
 from tests.helpers.asgi_client import HOST, JSON, Answer, Line
 from tests.helpers.toy_fleet import FRONT, ToyFleet, toy_fleet
 
@@ -75,6 +80,45 @@ def test_a_cut_stream_has_the_text_of_a_whole_one(
         cutter.cuts += cuts
     assert text_of(healing(fleet, **fields)) == whole
     assert fleet.front.state.resumed + fleet.front.state.repeated > before
+
+
+class LostReplica:
+    """A connection that breaks after these frames."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self.frames = frames
+
+    async def body(self) -> AsyncIterator[bytes]:
+        for content in self.frames:
+            yield content
+        raise ReplicaLost("reset by peer")
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_replica_lost_after_its_last_frame_is_not_asked_again(complete: bool) -> None:
+    entry = AccessLogEntry("POST")
+    response = RelayedResponse(cast(Any, None), "/v1/chat/completions", b"", Affinity(), entry)
+    opening = Opening("chatcmpl-1", 1, [0], {"content-type": "text/event-stream"})
+    frames = [frame(FrameKind.OPEN, opening, b"data: {}\n\n")]
+    if complete:
+        frames.append(frame(FrameKind.END, TokenCounts(3, 2), b"data: [DONE]\n\n"))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    reading = response.read_frames(cast(Any, LostReplica(*frames)), send)
+    if complete:
+        asyncio.run(reading)
+    else:
+        with pytest.raises(ReplicaLost, match="reset by peer"):
+            asyncio.run(reading)
+    bodies = [message for message in sent if message["type"] == "http.response.body"]
+    assert b"".join(message["body"] for message in bodies).endswith(
+        b"[DONE]\n\n" if complete else b"data: {}\n\n"
+    )
+    assert [message["more_body"] for message in bodies][-1] is not complete
+    assert (entry.prompt_tokens, entry.completion_tokens) == ((3, 2) if complete else (0, 0))
 
 
 def drop_connections(one: ToyFleet) -> None:

@@ -80,6 +80,7 @@ def encode(text: str) -> list[int]:
 
 
 SHAPING = ("temperature", "top_k", "top_p", "min_p")
+MISSHAPING = {"cold", "top_k", "top_p", "min_p"}  # faults of these; others share laws with none
 # options whose effect depends on more of the text, beside `repeat_penalty`
 COUNTING = ("logit_bias", "frequency_penalty", "presence_penalty")
 
@@ -178,7 +179,8 @@ class Model:
         faulty = self.fault if ahead and kind == "target" else ""
         options = self.options
         if not self.counted:
-            return cached(kind, self.context(ahead), faulty, *self.shape)
+            shape_fault = faulty if faulty in MISSHAPING else ""
+            return cached(kind, self.context(ahead), shape_fault, *self.shape)
         logits = np.log(self.raw(ahead, kind).array)
         for token in {*self.text, *self.said, *ahead}:
             logits[token] *= self.penalty  # logarithms of probabilities are negative

@@ -1,6 +1,5 @@
 """A server of the playground on a real port, and steps of a user at its page."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -45,15 +44,12 @@ def listening(
 ) -> Iterator[str]:
     """A server on a real port."""
     target = Slow(vocab=byte_tokenizer.SIZE, context=2048, script=script, wait=wait)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     llm = LLM(target, recipe, text=byte_tokenizer.text())
     llm.profile.measure(target, llm.progress, quick=True)  # the page shows the curve
     engine_thread = EngineThread(llm)
     api = ApiRoutes(
         engine_thread,
-        ServerSettings(port=port, limits=Limits(), **{"recipes": ("plain",), **settings}),
+        ServerSettings(port=0, limits=Limits(), **{"recipes": ("plain",), **settings}),
         "toy",
         "ours",
     )
@@ -63,6 +59,7 @@ def listening(
     thread.start()
     while not server.started:
         time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}/"
     finally:

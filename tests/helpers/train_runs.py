@@ -110,7 +110,7 @@ def listing(folder: Path) -> dict[str, bytes]:
 def stopped(
     place: Place, out: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Path:
-    """A state after two of forty steps."""
+    """A state after two of its steps."""
     with patch.context() as inner:
         inner.setattr(ProgressBars, "steps", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         sentence(capsys, asked(place, "--steps", str(STEPS), "--out", str(out)))

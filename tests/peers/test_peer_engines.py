@@ -4,10 +4,12 @@ import importlib.util
 import stat
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from sapwood.llm import LLM
+from sapwood.peers import hf, hf_pld
 from sapwood.peers.messages import AnswerMessage, LoadMessage, PromptMessage
 from sapwood.peers.process import Peer, PeerError
 from tests.helpers import byte_tokenizer
@@ -74,18 +76,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # ----------------------------------------------------------------------------- installed ones
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["hf", "hf-pld:3", "hf-assisted"])
-def test_transformers_answers_as_we_do(name: str, folder: Path) -> None:
+def answers_as_we_do(folder: Path, answer: AnswerMessage) -> None:
+    """The tokens are those of our plain decoding."""
     with LLM(str(folder), "plain", dtype="float32", threads=1) as llm:
         ours = llm.generate(PROMPT, max_tokens=12).tokens
-    name = f"{name}:{folder}" if name == "hf-assisted" else name
-    peer, answer = ask(
-        name, LoadMessage(str(folder), name.partition(":")[2], threads=1, context=128), 12
-    )
     assert answer.tokens == ours
     assert answer.count == len(ours)
     assert answer.timed < answer.count
+
+
+@pytest.mark.slow
+def test_transformers_answers_from_its_own_process(folder: Path) -> None:
+    order = LoadMessage(str(folder), str(folder), threads=1, context=128)
+    peer, answer = ask(f"hf-assisted:{folder}", order, 12)
+    answers_as_we_do(folder, answer)
+    assert peer.weights.startswith("float32, of the same folder")
+
+
+@pytest.mark.parametrize(("kind", "argument"), [(hf, ""), (hf_pld, "3"), (hf_pld, "")])
+def test_transformers_answers_as_we_do(kind: ModuleType, argument: str, folder: Path) -> None:
+    # in this process: to import transformers again takes seconds
+    peer = kind.open_peer(LoadMessage(str(folder), argument, threads=1, context=128))
+    answers_as_we_do(folder, peer.decode(PromptMessage(PROMPT, 12, [byte_tokenizer.EOS])))
     assert peer.weights.startswith("float32, of the same folder")
 
 

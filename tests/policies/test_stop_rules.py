@@ -286,8 +286,9 @@ ADAPTIVE = [
 ]
 
 
-@pytest.mark.parametrize("policy", ADAPTIVE, ids=str)
-@pytest.mark.parametrize("salt", "ab")
+@pytest.mark.parametrize(
+    ("policy", "salt"), zip(ADAPTIVE, itertools.cycle("ab"), strict=False), ids=str
+)
 def test_what_was_learnt_keeps_the_law_of_the_next_round(policy: Policy, salt: str) -> None:
     recipe = Recipe(
         DraftModel(model=ToyBackend("draft"), draws=Draw.IID),

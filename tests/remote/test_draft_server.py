@@ -64,7 +64,7 @@ def test_text_is_plain_decodings(
 
 
 def test_a_reply_after_the_deadline_means_no_tree() -> None:
-    with draft_server() as url, LossyLink(url, delay=0.4).running() as link:
+    with draft_server() as url, LossyLink(url, delay=1.5).running() as link:
         engine = Engine(ToyBackend(), parse(spelled(link.url, 20)))
         start = time.perf_counter()
         rounds = rounds_of(engine, replace(GREEDY, max_tokens=4))
@@ -72,7 +72,7 @@ def test_a_reply_after_the_deadline_means_no_tree() -> None:
         client_of(engine).close()
     assert tokens_of(rounds) == plain_tokens(ToyBackend(), replace(GREEDY, max_tokens=4))
     assert all(len(outcome.tree) == 1 for outcome in rounds)
-    assert seconds < 4 * 0.4
+    assert seconds < 4 * 1.5  # it waited for no reply
 
 
 def test_a_broken_connection_costs_trees_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,9 +220,9 @@ def test_what_is_said_twice_is_refused(
 def test_a_late_duplicate_among_many_keys_is_found_fast(attacked: Served) -> None:
     names = ",".join(f'"{number}":0' for number in range(12_000))
     body = f'{{"model":"toy","prompt":"Hi","metadata":{{{names},"11999":1}}}}'
-    began = time.monotonic()
+    began = time.process_time()  # of the server's threads too; a busy machine does not lengthen it
     assert attacked.post(TEXT, body.encode()).error["param"] == "metadata.11999"
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_a_byte_that_is_not_utf8_is_named_by_its_place_in_the_body(attacked: Served) -> None:

@@ -143,7 +143,7 @@ def test_a_grammar_that_is_slow_to_convert_is_refused_soon() -> None:
         "root ::= " + "(" * (LONGEST - 10),
         "root ::= " + '"a" | ' * (LONGEST // 7),
     ):
-        began = time.monotonic()
+        began = time.thread_time()  # which a busy machine does not lengthen
         with pytest.raises(SapwoodError, match="the grammar"):
             gbnf_or_lark(rules + "$")
-        assert time.monotonic() - began < 2
+        assert time.thread_time() - began < 2

@@ -36,7 +36,17 @@ A tree grows **one ring** a *year*, see `grow` and [a page](https://example.org/
 
 <img src=x onerror="document.title='broken'"><script>document.title='broken'</script>
 [bad](javascript:document.title='broken') **open"""
-LONG = "A line of text that goes on.\n\n" * 24
+LONG = "A line.\n\n" * 24
+WIDE = f"""## Rings
+See [a page](https://example.org/rings).
+
+```python
+{CODE}```
+
+| ring | width |
+| --- | ---: |
+| one | 2 |
+"""
 KEY = "a-long-enough-key"
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -287,7 +297,7 @@ def test_nothing_is_cut_in_small_windows(
     page: Browser, width: int, height: int, phone: bool
 ) -> None:
     page.resize(width, height, phone=phone)
-    with listening(MARKDOWN) as address:
+    with listening(WIDE) as address:
         open_page(page, address)
         assert page.run(CUT) == []
         finish(page, "Hi")

@@ -232,7 +232,7 @@ def test_trees_change_the_events_but_not_the_text(case: str, recipe: str) -> Non
     body = {**body, "stream": True, "max_tokens": 90}
     with served(recipe=recipe, front=FRONT) as first, served(recipe=recipe, front=FRONT) as second:
         whole = frames(ask(first, path, body))
-        for cut in range(1, len(whole), 5):
+        for cut in range(1, len(whole), 8):
             kept = Kept()
             for one in whole[:cut]:
                 kept.take(*one)

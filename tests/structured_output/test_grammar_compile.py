@@ -63,10 +63,10 @@ def many(count: int) -> dict[str, Any]:
     ],
 )
 def test_too_large_is_refused_at_once(build: Any, message: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()  # which a busy machine does not lengthen
     with pytest.raises(SapwoodError, match=message):
         build()
-    assert time.monotonic() - start < 2
+    assert time.thread_time() - start < 2
 
 
 # ------------------------------------------------------------------------------- hostile, but small

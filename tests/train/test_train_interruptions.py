@@ -121,7 +121,7 @@ def test_a_run_that_is_asked_to_stop_keeps_its_state(
         patch.setattr(ProgressBars, stage, lambda *_: os.kill(os.getpid(), number))
         said = sentence(capsys, arguments)
     assert said.endswith("; run the same command again to go on")
-    assert ("stopped after step 2 of 40" if stage == "steps" else "writing its texts") in said
+    assert (f"stopped after step 2 of {STEPS}" if stage == "steps" else "writing its texts") in said
     assert signal.getsignal(number) is before
     assert (out / "state.safetensors").exists() == (stage == "steps")
     assert main(arguments) == 0

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,21 @@ from sapwood.backends.torch.cpu_int8.embedding_table import EmbeddingTable
 from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.gguf_load import missing_reason, other_kinds, rounded_kinds
 from sapwood.common.gguf_header import read_header
+from sapwood.controllers.fixed import Fixed
+from sapwood.core.sampling import Sampling
+from sapwood.drafters.heads.eagle import Eagle
+from sapwood.drafters.heads.parallel import Parallel
 from sapwood.errors import SapwoodError
+from sapwood.heads.eagle import EagleConfig, EagleHead
+from sapwood.heads.layers import LayerShape
+from sapwood.heads.parallel import ParallelConfig, ParallelHead
+from sapwood.policies.beam import Beam
+from sapwood.recipe import Recipe
 from sapwood.testing import backend_contract
-from tests.helpers import tiny_gguf, tiny_models
+from sapwood.verifiers.match import Match
+from tests.helpers import byte_tokenizer, tiny_gguf, tiny_models
+from tests.helpers.engine_rounds import plain_tokens, rounds_until, tokens_of
+from tests.helpers.head_checks import randomised
 
 pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no processor for these kernels")
 
@@ -89,6 +102,30 @@ def test_drafters_read_the_embedding_by_rows(tmp_path: Path) -> None:
     assert "weight" not in vars(lazy)  # no float32 copy
     tokens = torch.tensor([5, 0, 5])
     assert torch.equal(rows[tokens], lazy.weight[tokens])
+
+
+def tied_drafter(kind: str) -> Any:
+    """A drafter with a random head that has no tables of its own."""
+    shape = LayerShape(width=tiny_gguf.WIDTH, heads=4, kv_heads=2, head_width=16, inner=48)
+    vocab = byte_tokenizer.SIZE
+    if kind == "eagle":
+        own = EagleConfig(shape, tiny_gguf.WIDTH, vocab, vocab, features=(tiny_gguf.LAYERS,))
+        return Eagle(head=randomised(EagleHead(own), 0.15, vocab, vocab))
+    config = ParallelConfig(shape, tiny_gguf.WIDTH, vocab, vocab, (0, 1, 2), depth=4)
+    return Parallel(head=randomised(ParallelHead(config), 0.2, vocab, vocab))
+
+
+@pytest.mark.parametrize("weights", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["eagle", "parallel"])
+def test_heads_without_tables_draft_with_an_embedding_in_blocks(
+    tmp_path: Path, kind: str, weights: str
+) -> None:
+    backend, _ = open_file(tiny_gguf.write(tmp_path / "tiny.gguf", weights, merged=True))
+    assert isinstance(backend.capabilities.embedding_rows(), EmbeddingTable)
+    recipe = Recipe(tied_drafter(kind), Beam(beam=3), Match(), Fixed(nodes=12, depth=3, width=4))
+    ours = rounds_until(backend, recipe, TEXT, 16, Sampling(max_tokens=16))
+    assert tokens_of(ours)[:16] == plain_tokens(backend, TEXT, 16, ())
+    assert all(len(outcome.grown) > 1 for outcome in ours[1:-1])
 
 
 def test_the_transformers_model_is_there_when_it_is_needed(tmp_path: Path, cache: Path) -> None:

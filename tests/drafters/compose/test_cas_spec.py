@@ -153,8 +153,8 @@ def test_the_recipe_writes_plain_text_and_uses_its_variants(
     monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path))
     target = deep.target(kind)
     sampling = Sampling(max_tokens=40, temperature=0)
-    found = rounds_until(target, resolve("cas-spec"), deep.TEXT, 40, sampling)
-    plain = rounds_until(target, deep.PLAIN, deep.TEXT, 40, sampling)
-    assert tokens_of(found)[:40] == tokens_of(plain)[:40]
+    found = rounds_until(target, resolve("cas-spec"), deep.TEXT, 24, sampling)
+    plain = rounds_until(target, deep.PLAIN, deep.TEXT, 24, sampling)
+    assert tokens_of(found)[:24] == tokens_of(plain)[:24]
     used = {source for one in found for source in one.grown.sources[1:].tolist()}
     assert len(used) > 1  # more than one variant drafted

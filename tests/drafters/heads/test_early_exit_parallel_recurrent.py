@@ -246,11 +246,11 @@ def test_the_text_is_plain_decodings(kind: str, shape: str, sampling: str) -> No
     target, prompt, (policy, merged) = tiny_models.backend("llama"), [5, 6, 7, 5, 6], SHAPES[shape]
     drafter = Merge(drafters=[Suffix(), make(kind)]) if merged else make(kind)
     wide = Fixed(nodes=24, depth=3, width=12)
-    plain = rounds_until(target, PLAIN, prompt, 40, SAMPLINGS[sampling])
+    plain = rounds_until(target, PLAIN, prompt, 24, SAMPLINGS[sampling])
     ours = rounds_until(
-        target, Recipe(drafter, policy, Match(), wide), prompt, 40, SAMPLINGS[sampling]
+        target, Recipe(drafter, policy, Match(), wide), prompt, 24, SAMPLINGS[sampling]
     )
-    assert tokens_of(ours)[:40] == tokens_of(plain)[:40]
+    assert tokens_of(ours)[:24] == tokens_of(plain)[:24]
     if sampling == "greedy" and shape != "chain":
         assert any(outcome.verdict.accepted for outcome in ours)
 

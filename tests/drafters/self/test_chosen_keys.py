@@ -210,8 +210,8 @@ def test_the_text_is_plain_decodings(chunk: int, temperature: float) -> None:
     drafter = SparseKv(sinks=2, recent=6, chosen=8, chunk=chunk)
     sampling = Sampling(max_tokens=40, temperature=temperature)
     recipe = Recipe(drafter, Chain(), Match(), Fixed(3, 3, 1))
-    ours = tokens_of(rounds_until(target("stock"), recipe, TEXT, 40, sampling))[:40]
-    assert ours == tokens_of(rounds_until(target("stock"), PLAIN, TEXT, 40, sampling))[:40]
+    ours = tokens_of(rounds_until(target("stock"), recipe, TEXT, 24, sampling))[:24]
+    assert ours == tokens_of(rounds_until(target("stock"), PLAIN, TEXT, 24, sampling))[:24]
 
 
 def test_the_recipes_choose_as_their_papers_do() -> None:

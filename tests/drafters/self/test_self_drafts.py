@@ -114,7 +114,7 @@ def test_weights_are_shared(kind: str) -> None:
 
 
 DRAFTERS: dict[str, Callable[[Draw], Any]] = {
-    "self-skip": lambda draws: SelfSkip(share=0.5, seconds=1.0, draws=draws),
+    "self-skip": lambda draws: SelfSkip(share=0.5, seconds=0.2, draws=draws),
     "quantized-self": lambda draws: QuantizedSelf(bits=4, draws=draws),
     "quantized-self-8": lambda draws: QuantizedSelf(draws=draws),
     "sparse-kv": lambda draws: SparseKv(sinks=1, recent=4, draws=draws),
@@ -146,11 +146,11 @@ def test_the_text_is_plain_decodings(kind: str, name: str, shape: str, sampling:
     backend, prompt, (policy, merged) = target(kind), TEXT[:9], SHAPES[shape]
     drafter = DRAFTERS[name](Draw.TOPK)
     drafter = Merge(drafters=[Suffix(), drafter, SparseKv(recent=3)]) if merged else drafter
-    plain = rounds_until(backend, PLAIN, prompt, 40, SAMPLINGS[sampling])
+    plain = rounds_until(backend, PLAIN, prompt, 24, SAMPLINGS[sampling])
     ours = rounds_until(
-        backend, Recipe(drafter, policy, Match(), Fixed(12, 3, 4)), prompt, 40, SAMPLINGS[sampling]
+        backend, Recipe(drafter, policy, Match(), Fixed(12, 3, 4)), prompt, 24, SAMPLINGS[sampling]
     )
-    assert tokens_of(ours)[:40] == tokens_of(plain)[:40]
+    assert tokens_of(ours)[:24] == tokens_of(plain)[:24]
     if sampling == "greedy":
         assert any(outcome.verdict.accepted for outcome in ours)
 

@@ -59,7 +59,7 @@ def test_whole_growth_gives_the_tree_of_steps(shape: str, after: bool) -> None:
     for seed in range(3):
         prompt = make_text(4 + 9 * seed, seed)
         ours, theirs = (
-            first_rounds(target, recipe, prompt, 8, Sampling(max_tokens=99))
+            first_rounds(target, recipe, prompt, 5, Sampling(max_tokens=99))
             for target in (whole, steps)
         )
         assert [outcome.tokens for outcome in ours] == [outcome.tokens for outcome in theirs]
@@ -130,10 +130,10 @@ def test_slots_grow_under_a_running_request(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(max_tokens=40),
-        Sampling(max_tokens=40, temperature=0.8),
-        Sampling(max_tokens=40, temperature=0.8, top_p=0.9),
-        Sampling(max_tokens=40, repetition_penalty=1.3),
+        Sampling(max_tokens=24),
+        Sampling(max_tokens=24, temperature=0.8),
+        Sampling(max_tokens=24, temperature=0.8, top_p=0.9),
+        Sampling(max_tokens=24, repetition_penalty=1.3),
     ],
     ids=["greedy", "sampled", "truncated", "penalised"],
 )
@@ -145,9 +145,9 @@ def test_the_text_is_plain_decodings(prompt: list[int], sampling: Sampling) -> N
     texts = [
         [
             token
-            for outcome in first_rounds(target, made, prompt, 40, sampling)
+            for outcome in first_rounds(target, made, prompt, 24, sampling)
             for token in outcome.tokens
-        ][:40]
+        ][:24]
         for target, made in ((whole, recipe), (steps, plain))
     ]
     assert texts[0] == texts[1]
@@ -343,7 +343,7 @@ def test_the_shipped_head_grows_the_same_trees() -> None:
     for prompt in ("What is the capital of France?", "def add(a, b):"):
         tokens = text.chat([{"role": "user", "content": prompt}])
         ours, theirs = (
-            first_rounds(target, recipe, tokens, 4, Sampling(max_tokens=99))
+            first_rounds(target, recipe, tokens, 3, Sampling(max_tokens=99))
             for target in (whole, steps)
         )
         assert [outcome.tokens for outcome in ours] == [outcome.tokens for outcome in theirs]
