@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import transformers
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
@@ -16,7 +15,8 @@ from tests.helpers import byte_tokenizer, tiny_models
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"head_dim": 32, "layer_types": None, "sliding_window": 8}),
     "gemma2-eager": ("gemma2", {"head_dim": 32, "layer_types": None, "sliding_window": 8}),
-    "phi3": ("phi3", {"sliding_window": None}),
+    # the padding token of its default configuration is in the vocabulary
+    "phi3": ("phi3", {"sliding_window": None, "vocab_size": 32_064}),
     "qwen3-moe": ("qwen3moe", {"head_dim": 32, "moe_intermediate_size": 768}),
 }
 LAYERS = 2
@@ -25,15 +25,14 @@ LAYERS = 2
 def write(path: Path, name: str, kind: str = "Q8_0") -> Path:
     """The file, with matrices in this format."""
     architecture, options = ARCHITECTURES[name]
-    model = tiny_models.make(
-        name,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=LAYERS,
-        vocab_size=byte_tokenizer.SIZE,
-        tie_word_embeddings=architecture.startswith("gemma"),
-        **options,
-    )
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": byte_tokenizer.SIZE,
+        "tie_word_embeddings": architecture.startswith("gemma"),
+    }
+    model = tiny_models.make(name, **(sizes | options))
     config = model.config
     file = GGUFWriter(path, architecture)
     file.add_context_length(128)
@@ -43,8 +42,7 @@ def write(path: Path, name: str, kind: str = "Q8_0") -> Path:
     file.add_head_count(config.num_attention_heads)
     file.add_head_count_kv(config.num_key_value_heads)
     file.add_layer_norm_rms_eps(config.rms_norm_eps)
-    file.add_vocab_size(byte_tokenizer.SIZE)
-    file.add_pad_token_id(0)
+    file.add_vocab_size(config.vocab_size)
     if "head_dim" in options:
         file.add_key_length(config.head_dim)
     if options.get("sliding_window"):
@@ -88,16 +86,10 @@ def add(file: GGUFWriter, name: str, weight: Any, kind: str) -> None:
         file.add_tensor(name, quantize(weight, form), raw_dtype=form)
 
 
-class ByteTokenizers:
-    """In place of transformers' tokenizers, which read the vocabulary of a whole model."""
-
-    @staticmethod
-    def from_pretrained(**_: Any) -> Any:
-        """The tokenizer of bytes."""
-        made: tokenizers.Tokenizer = byte_tokenizer.tokenizer()
-        return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
-
-
 def use_byte_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transformers make this tokenizer of every GGUF file."""
-    monkeypatch.setattr("transformers.AutoTokenizer", ByteTokenizers)
+    """Let transformers make this tokenizer of every GGUF file, as these have no vocabulary."""
+
+    def made(**_: Any) -> Any:
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer.tokenizer())
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", made)
