@@ -16,6 +16,7 @@ same command then goes on, with an `auto` that begins anew.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -239,12 +240,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ[HIDE] = "1"
     llm = LLM(args.model, "plain", threads=args.threads)
     origin = provenance.origin(llm.target.info, busy)
+    known = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
+    models = {**known.get("models", {}), args.name: origin}  # each with its own command
 
     def say(thing: str, name: str, found: Timed) -> None:
         sys.stderr.write(f"{thing:<36}{name:<26}{found.ratio:.3f}\n")
 
     for _ in measure(llm, args, record, say):
-        record.write(origin, rows=summary(record), predicted=prediction(record))
+        record.write(origin, models=models, rows=summary(record), predicted=prediction(record))
         if over():
             break
     for thing, row in summary(record).items():
