@@ -58,6 +58,7 @@ limits and states of the code. Each is against plain decoding in the same record
 TITLES = {
     "cpu-peers.json": "Engines side by side on a CPU",
     "cpu-serving.json": "Many requests at a time on a CPU",
+    evidence.OWN_MODEL: "Models without a head",
     "gpu-h200.json": "Decoding on a GPU",
     "gpu-serving.json": "Many requests at a time on a GPU",
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
@@ -82,6 +83,7 @@ TITLES = {
 ABOUT = {
     "cpu-peers.json": "SmolLM2-135M, int8; **the figure that other pages quote for a CPU**",
     "cpu-serving.json": "SmolLM2-135M, int8, requests that share passes",
+    evidence.OWN_MODEL: "int8 models without a trained head, by kind of prompt and by load",
     "gpu-h200.json": "SmolLM2-135M, float16; **the figure that other pages quote for a GPU**",
     "gpu-serving.json": "SmolLM2-135M, float16, requests that share passes, prefill included",
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
@@ -180,6 +182,9 @@ def gain(name: str, record: Record) -> str:
         return ", ".join(cells) + " at a time"
     if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
         return ""
+    if name == evidence.OWN_MODEL:
+        speeds = [row["speedup"]["mean"] for row in record["rows"].values()]
+        return f"{min(speeds):.2f} to {max(speeds):.2f} by group"
     if name in ("cpu-remote.json", "fleet.json"):  # no `auto` against plain in it
         return ""
     if "speedups" in record:
@@ -672,6 +677,7 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.TEMPERATURE: evidence.temperature_section,
     evidence.DIRECTIONS: evidence.directions_section,
     evidence.LONG: evidence.long_section,
+    evidence.OWN_MODEL: evidence.own_model_section,
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,

@@ -1,4 +1,4 @@
-"""Tables of the records that compare rules: by temperature, on and off, and on long texts.
+"""Tables of the records that compare rules: by temperature, on and off, on long texts, by model.
 
 `tools/figures.py`, `tools/tables.py` and `tools/benchmarks.py` put them into pages.
 """
@@ -15,6 +15,7 @@ TEMPERATURE = "temperature.json"
 DIRECTIONS = "directions.json"
 LONG = "long-context.json"
 GPU_TEMPERATURE = "gpu-temperature.json"
+OWN_MODEL = "own-model.json"
 TREES = {
     "two": "2 children",
     "four": "4 children",
@@ -305,3 +306,39 @@ def long_section(record: Record) -> Iterator[str]:
         f"Counts alone: nothing was timed. File: [{LONG}](../{RESULTS}/{LONG})."
     )
     yield titled("Long texts", text, long_context(), record, LONG)
+
+
+def own_model_table(record: Record) -> str:
+    """`auto` against plain decoding by group of prompts or load, a column for each model."""
+    parts = {thing: tuple(thing.split(": ", 1)) for thing in record["rows"]}
+    models = list(dict.fromkeys(model for model, _ in parts.values()))
+    groups = list(dict.fromkeys(group for _, group in parts.values()))
+    rows = []
+    for group in groups:
+        cells = []
+        for model in models:
+            row = record["rows"].get(f"{model}: {group}")
+            speed = None if row is None else row["speedup"]
+            cells.append(
+                "" if speed is None
+                else f"{speed['mean']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
+            )  # fmt: skip
+        rows.append([group, *cells])
+    return markdown(["prompts", *models], rows)
+
+
+def own_model_section(record: Record) -> Iterator[str]:
+    """`auto` on models without a head, for the page of benchmarks."""
+    told = record["predicted"]
+    machine = record["machine"]
+    again = [row["plain against itself"] for row in record["rows"].values()]
+    text = (
+        "`auto` against plain decoding of the same loaded model, without a trained head unless "
+        "said: medians of the ratios of single prompts or batches, each between two runs of plain "
+        "decoding, with 95 % bootstrap intervals; prefill is not timed. The same ratio of the two "
+        f"runs of plain decoding, which noise alone makes, is {min(again):.2f} to {max(again):.2f} "
+        f"by group. A speedup was printed for {told['printed']} of {told['prompts']} answers and "
+        f"was off by {told['mean error']:.0%} on average. {machine['cpu']}, {machine['threads']} "
+        f"threads, commit {record['commit']}. File: [{OWN_MODEL}](../{RESULTS}/{OWN_MODEL})."
+    )
+    yield titled("Models without a head", text, own_model_table(record), record, OWN_MODEL)

@@ -9,9 +9,11 @@ import torch
 from sapwood.backends.torch import load as loader
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.cpu_int8 import int8_gemm
-from sapwood.backends.torch.gguf import INT8_WEIGHTS, converted
+from sapwood.backends.torch.gguf import INT8_WEIGHTS, converted, described
+from sapwood.backends.torch.gguf_load import open_gguf_in_int8
+from sapwood.common.gguf_header import read_header
 from sapwood.testing import backend_contract
-from tests.helpers import tiny_gguf
+from tests.helpers import other_gguf, tiny_gguf
 
 pytestmark = pytest.mark.skipif(not int8_gemm.available(), reason="no processor for these kernels")
 
@@ -44,6 +46,13 @@ def stored(cache: Path) -> Path:
     return found
 
 
+def converted_in_int8(path: Path) -> TorchBackend:
+    """The file converted to float32 by transformers, then quantised."""
+    folder = converted(path, loader.silent)
+    whole = loader.read_quietly(folder, "model", torch.device("cpu"), torch.float32)
+    return loader.build(whole, "model", "int8", loader.silent)
+
+
 def packed_layers(said: list[str]) -> int:
     return sum(message.startswith("packing layer") for message in said)
 
@@ -58,13 +67,40 @@ def test_logits_have_the_bits_of_the_converted_model(
     assert not list(cache.rglob("*.safetensors"))
     again, said = opened(path)
     assert packed_layers(said) == 0
-    whole = loader.read_quietly(
-        converted(path, loader.silent), "model", torch.device("cpu"), torch.float32
-    )
-    reference = loader.build(whole, "model", "int8", loader.silent)
+    reference = converted_in_int8(path)
     rows = [backend_contract.after(each, TEXT) for each in (first, again, reference)]
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("name", other_gguf.ARCHITECTURES)
+def test_other_architectures_have_the_bits_of_the_converted_model(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    other_gguf.use_byte_tokenizer(monkeypatch)
+    path = other_gguf.write(tmp_path / "tiny.gguf", name)
+    first, said = opened(path)
+    assert packed_layers(said) == other_gguf.LAYERS
+    assert not list(cache.rglob("*.safetensors"))
+    again, said = opened(path)
+    assert packed_layers(said) == 0
+    backend_contract.tree_equals_paths(again, np.random.default_rng(0), 0.0)
+    reference = converted_in_int8(path)
+    rows = [backend_contract.after(each, TEXT) for each in (first, again, reference)]
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+
+
+def test_a_model_that_lacks_a_tensor_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_gguf.use_byte_tokenizer(monkeypatch)
+    path = other_gguf.write(tmp_path / "tiny.gguf", "gemma3")
+    header = read_header(path)
+    header.tensors = [one for one in header.tensors if "blk.1.ffn_up" not in one.name]
+    folder = described(path, loader.silent)
+    found = open_gguf_in_int8(path, header, folder, "tiny", lambda: None, loader.silent)
+    assert found == "its tensor model.layers.1.mlp.up_proj.weight is not that of its architecture"
 
 
 def test_the_contract_holds_for_stored_weights(path: Path) -> None:

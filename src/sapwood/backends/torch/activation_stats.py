@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.backends.torch.cpu_int8.smoothquant import TOKENS
+from sapwood.backends.torch.cpu_int8.smoothquant import TOKENS, random_text, rms_of
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
 from sapwood.backends.torch.network import WHOLE
 
@@ -23,8 +23,7 @@ class ActivationStats:
     @torch.inference_mode()
     def __init__(self, net: LlamaModel, embed: Embed | None = None) -> None:
         """`embed` reads rows of the embedding where `net` does not hold it."""
-        noise = torch.Generator().manual_seed(0)
-        tokens = torch.randint(net.vocab, (1, TOKENS), generator=noise)
+        tokens = random_text(net.vocab)
         angles = torch.arange(TOKENS)[None, :, None].float() * net.rates
         angles = torch.cat((angles, angles), dim=-1)
         self.net = net
@@ -32,7 +31,7 @@ class ActivationStats:
             (angles.cos() * net.amplitude)[:, None],
             (angles.sin() * net.amplitude)[:, None],
         )
-        rows = F.embedding(tokens[0], net.embedding) if embed is None else embed(tokens[0])
+        rows = F.embedding(tokens, net.embedding) if embed is None else embed(tokens)
         self.states = rows.float()[None]  # [1, tokens, width]
 
     @torch.inference_mode()
@@ -43,7 +42,7 @@ class ActivationStats:
         gate = layer.gate_up[: self.net.inner]
         up = layer.gate_up[self.net.inner :]
         self.states = attended + F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), layer.down)
-        return x.flatten(0, -2).square().mean(0).sqrt()
+        return rms_of(x)
 
     def _attend(self, layer: LlamaLayer) -> Tensor:
         """Attention outputs, [1, tokens, heads * head width]."""

@@ -79,6 +79,42 @@ class LlamaConfig:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Values of any model's config.json that a packed network needs beside its own file."""
+
+    model_type: str
+    num_hidden_layers: int
+    vocab_size: int
+    max_position_embeddings: int | None
+    rope_parameters: dict[str, Any] | None
+    record: Mapping[str, Any]  # the whole file
+
+    @classmethod
+    def read(cls, folder: Path) -> "ModelFacts | None":
+        """Those of a folder; None if its file lacks one."""
+        try:
+            record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            return cls(
+                record["model_type"],
+                int(record["num_hidden_layers"]),
+                int(record["vocab_size"]),
+                record.get("max_position_embeddings"),
+                record.get("rope_parameters"),
+                record,
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def get_text_config(self) -> "ModelFacts":
+        """The facts themselves: the model is text-only."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file."""
+        return dict(self.record)
+
+
 def read_config(folder: Path) -> LlamaConfig | None:
     """The configuration in a folder; None if it is not a supported Llama-like model."""
     try:

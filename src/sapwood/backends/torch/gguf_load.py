@@ -1,7 +1,7 @@
 """Reads a GGUF file into block layers as it is, or into int8 layers, without a float32 copy.
 
-A file with kinds of tensors that have no products here, or of a model that is not Llama-like, is
-left to the conversion.
+As it is: Llama-like models with kinds of tensors that have products here. Into int8: all models
+with int8 layers. The others are left to the conversion.
 """
 
 import math
@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sapwood.backends.torch.architectures import FAMILIES, missing_part
 from sapwood.backends.torch.backend import TorchBackend
-from sapwood.backends.torch.config import LlamaConfig
+from sapwood.backends.torch.config import LlamaConfig, ModelFacts, read_config
 from sapwood.backends.torch.cpu_int8 import int8_file, int8_gemm
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, PackedLayer
 from sapwood.backends.torch.cpu_int8.embedding_table import GROUP, EmbeddingTable
+from sapwood.backends.torch.cpu_int8.extended_network import ExtendedNetwork
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.fast_load import (
@@ -32,9 +34,11 @@ from sapwood.backends.torch.fast_load import (
     smoothed_layers,
     threads,
 )
+from sapwood.backends.torch.gguf import INT8_WEIGHTS
 from sapwood.backends.torch.gguf_blocks import EXACT, FLOATS, NAMES, GgufMatrix, floats_of
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel, plain, window_of
+from sapwood.backends.torch.silence import quiet
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
 from sapwood.common.heap import trim_heap
 
@@ -54,6 +58,7 @@ PARTS = {
     "mlp.down_proj": "ffn_down",
 }
 FUSED = ("attn_q", "attn_k", "ffn_gate")  # others lie under these in one matrix
+NO_PRODUCTS = "its products cannot be run here"
 PERMUTED = "llama"  # architecture whose rotated pairs lie side by side
 
 
@@ -79,7 +84,7 @@ def missing_reason(config: LlamaConfig | None, header: GgufHeader) -> str:
     if config is None or not plain(config):
         return f"its layers ({header.architecture}) have no products here"
     if not int8_gemm.available():
-        return "its products cannot be run here"
+        return NO_PRODUCTS
     found = {tensor.name: tensor for tensor in header.tensors}
     wanted = {file_name(name): shape for name, shape in shapes(config).items()}
     if any(name not in found or found[name].shape[::-1] != wanted[name] for name in wanted):
@@ -203,29 +208,90 @@ def open_gguf(
 def open_gguf_in_int8(
     path: Path,
     header: GgufHeader,
-    config: LlamaConfig,
+    folder: Path,  # of its configuration; the int8 weights are made there once
     name: str,
     load: Callable[[], Any],
-    place: Path,  # of the int8 weights, which are made once
     progress: Callable[[str], None],
-) -> TorchBackend:
-    """A backend with int8 layers for a file of any kinds of tensors; no float32 copy is kept."""
-    tensors = GgufTensors(path, header, config)
-    embedding = tensors.matrix(EMBEDDING)
-    head = embedding if config.tie_word_embeddings else tensors.matrix(HEAD)
-    net = frame_of(config, tensors)
-    facts = int8_file.facts_of(config.record)
-    stored = int8_file.restore(place, facts, config.num_hidden_layers)
+) -> TorchBackend | str:
+    """A backend with int8 layers for a file of any kinds of tensors; no float32 copy is kept.
+
+    A model without int8 layers has none: the reason is returned.
+    """
+    facts = ModelFacts.read(folder)
+    if facts is None or not int8_gemm.available():
+        return "its configuration is incomplete" if facts is None else NO_PRODUCTS
+    found = {tensor.name: tensor for tensor in header.tensors}
+    if TOP[EMBEDDING] not in found:
+        return "it has no embedding"
+    embedding = GgufMatrix(path, header, found[TOP[EMBEDDING]])
+    head = GgufMatrix(path, header, found[TOP[HEAD]]) if TOP[HEAD] in found else embedding
+    place = folder / INT8_WEIGHTS
+    written_with = int8_file.facts_of(facts.record)
+    stored = int8_file.restore(place, written_with)
     if stored is not None:
-        network = Int8Network(net, *stored, embedding)
+        made = network_of(stored.net, stored.layers, stored.head, embedding)
     else:
-        layers = counted(quantised_layers(net, config, tensors, embedding), config, progress)
-        with threads(1):  # as in `fast_load`: hundreds of short steps
-            network = Int8Network(net, layers, head, embedding)
+        config = read_config(folder)
+        if config is not None and not missing_reason(config, header):
+            made = plain_network(path, header, config, head, embedding, progress)
+        else:
+            other = other_network(path, header, folder, name, head, embedding, progress)
+            if isinstance(other, str):
+                return other
+            made = other
         trim_heap()
-        if tensors.size >= WORTH:
-            int8_file.save(place, facts, network)
-    return backend_of(config, network, embedding, head, name, load)
+        if sum(math.prod(tensor.shape) for tensor in header.tensors) >= WORTH:
+            int8_file.save(place, written_with, made)
+    return backend_of(facts, made, embedding, head, name, load)
+
+
+def network_of(
+    net: LlamaModel, layers: Iterable[Any], head: Any, embedding: GgufMatrix
+) -> Int8Network:
+    """The int8 network of a description."""
+    return (ExtendedNetwork if net.extended else Int8Network)(net, layers, head, embedding)
+
+
+def plain_network(
+    path: Path,
+    header: GgufHeader,
+    config: LlamaConfig,
+    head: GgufMatrix,
+    embedding: GgufMatrix,
+    progress: Callable[[str], None],
+) -> Int8Network:
+    """The int8 network of a Llama-like model, made without transformers."""
+    tensors = GgufTensors(path, header, config)
+    net = frame_of(config, tensors)
+    layers = announced(quantised_layers(net, config, tensors, embedding), config, progress)
+    with threads(1):  # as in `fast_load`: hundreds of short steps
+        return network_of(net, layers, head, embedding)
+
+
+def other_network(
+    path: Path,
+    header: GgufHeader,
+    folder: Path,
+    name: str,
+    head: GgufMatrix,
+    embedding: GgufMatrix,
+    progress: Callable[[str], None],
+) -> Int8Network | str:
+    """The int8 network of another model; or the reason why there is none."""
+    from transformers import AutoConfig
+
+    from sapwood.backends.torch.gguf_modules import GgufModules
+
+    with quiet():
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if config.model_type not in FAMILIES:
+            return missing_part(config)
+        modules = GgufModules(path, header, config, name)
+        if reason := modules.missing_reason():
+            return reason
+        net = modules.frame()
+        assert net is not None
+        return network_of(net, modules.packed_layers(embedding, progress), head, embedding)
 
 
 def quantised_layers(
@@ -239,7 +305,7 @@ def quantised_layers(
     return smoothed_layers(net, config, tensors, torch.get_num_threads(), embed)
 
 
-def counted(
+def announced(
     layers: Iterator[LlamaLayer], config: LlamaConfig, progress: Callable[[str], None]
 ) -> Iterator[LlamaLayer]:
     """The same layers; says which one is packed."""
@@ -249,7 +315,7 @@ def counted(
 
 
 def backend_of(
-    config: LlamaConfig,
+    config: LlamaConfig | ModelFacts,
     network: Int8Network,
     embedding: GgufMatrix,
     head: GgufMatrix,
@@ -263,7 +329,7 @@ def backend_of(
     """
     first = LazyMatrix(partial(floats_tensor, embedding), table)
     last = LazyMatrix(partial(floats_tensor, head))
-    model = LazyModel(config, first, first if config.tie_word_embeddings else last, load)
+    model = LazyModel(config, first, first if head is embedding else last, load)
     return TorchBackend(model, name, network)
 
 

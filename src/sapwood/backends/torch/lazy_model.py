@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from sapwood.backends.torch.config import LlamaConfig
+from sapwood.backends.torch.config import LlamaConfig, ModelFacts
 
 
 class LazyMatrix:
@@ -40,7 +40,11 @@ class LazyModel:
     dtype = torch.float32
 
     def __init__(
-        self, config: LlamaConfig, embedding: LazyMatrix, head: LazyMatrix, load: Callable[[], Any]
+        self,
+        config: LlamaConfig | ModelFacts,
+        embedding: LazyMatrix,
+        head: LazyMatrix,
+        load: Callable[[], Any],
     ) -> None:
         self.config = config
         self._embedding = embedding

@@ -1,6 +1,7 @@
 """From a model's name to a backend: built-in, Hub id, local folder or GGUF file."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 from sapwood.backends.torch.architectures import missing_part
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import read_config
-from sapwood.backends.torch.gguf import INT8_WEIGHTS, Progress, converted, described
+from sapwood.backends.torch.gguf import Progress, converted, described
 from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
-from sapwood.backends.torch.hf.support import check_tree, context_of, fused, model_class
+from sapwood.backends.torch.hf.support import attention_of, check_tree, context_of, model_class
 from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.mtp_module import has_mtp
 from sapwood.backends.torch.network import Network
@@ -29,7 +30,7 @@ from sapwood.backends.torch.resolve_model import (
 from sapwood.backends.torch.silence import quiet
 from sapwood.backends.torch.weight_samples import fingerprint_of_folder
 from sapwood.common.cache_dir import cache_folder
-from sapwood.common.gguf_header import read_header
+from sapwood.common.gguf_header import GgufHeader, read_header
 from sapwood.errors import SapwoodError
 
 
@@ -155,28 +156,36 @@ def from_gguf(
     from sapwood.backends.torch import gguf_load
 
     header = read_header(path)
-    as_it_is = dtype == "int4"
-    reason = gguf_load.other_kinds(header) or gguf_load.uneven(header) if as_it_is else ""
-    if not reason:
-        folder = described(path, progress)
-        config = read_config(folder)
-        reason = gguf_load.missing_reason(config, header)
-    if reason or config is None:
-        progress(f"{path.name} is converted to float32, as {reason}")
-        return None
-    progress(f"loading {model}")
     load_whole = partial(read_converted, path, model)
-    if as_it_is:
-        found = gguf_load.open_gguf(path, header, config, model, load_whole)
+    if dtype == "int4":
+        reason = gguf_load.other_kinds(header) or gguf_load.uneven(header)
+        found: Any = reason or as_it_is(path, header, model, load_whole, progress)
     else:
-        found = gguf_load.open_gguf_in_int8(
-            path, header, config, model, load_whole, folder / INT8_WEIGHTS, progress
-        )
+        folder = described(path, progress)
+        progress(f"loading {model}")
+        found = gguf_load.open_gguf_in_int8(path, header, folder, model, load_whole, progress)
+    if isinstance(found, str):
+        progress(f"{path.name} is converted to float32, as {found}")
+        return None
     prepare_kernels(found, progress)
-    rounded = gguf_load.rounded_kinds(header) if as_it_is else ""
+    rounded = gguf_load.rounded_kinds(header) if dtype == "int4" else ""
     note = ", ".join(filter(None, (rounded, shortened(found))))
     found.info = replace(found.info, weights=fingerprint_of_gguf(path, header), note=note)
-    return found, folder
+    return found, described(path, progress)
+
+
+def as_it_is(
+    path: Path, header: GgufHeader, name: str, load: Callable[[], Any], progress: Progress
+) -> TorchBackend | str:
+    """A backend for a GGUF file in its own bits; or the reason why there is none."""
+    from sapwood.backends.torch import gguf_load
+
+    config = read_config(described(path, progress))
+    reason = gguf_load.missing_reason(config, header)
+    if reason or config is None:
+        return reason
+    progress(f"loading {name}")
+    return gguf_load.open_gguf(path, header, config, name, load)
 
 
 def read_converted(path: Path, name: str) -> Any:
@@ -296,8 +305,6 @@ def read_model(
     """The transformers model in this folder, on its device; with `ranks`, this process's share."""
     from transformers import AutoConfig
 
-    from sapwood.backends.torch.hf.tree_attention import register
-
     if not (folder / "config.json").is_file():
         raise SapwoodError(
             f"model {name!r} has no config.json in {folder}; use a folder saved by transformers"
@@ -317,7 +324,7 @@ def read_model(
         raise SapwoodError(
             f"model {name!r} has no .safetensors weights in {folder}; convert or download them"
         )
-    attention = register() if fused(config, found) else "eager"
+    attention = attention_of(config, found)
     place: dict[str, Any] = {"device_map": None if device.type == "cpu" else {"": device}}
     if ranks > 1:
         from transformers.distributed.configuration_utils import DistributedConfig

@@ -1,6 +1,5 @@
 """A file of named arrays, read straight into the memory of compiled code."""
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+
+from sapwood.common.cache_dir import write_cached_by
 
 MAGIC = b"sapwood-arrays-1"
 ALIGN = 64  # bytes: each array begins at a multiple
@@ -24,17 +25,7 @@ class UnsuitableFile(Exception):
 
 def write_arrays(place: Path, facts: Facts, arrays: Mapping[str, Array]) -> bool:
     """Write a file atomically; False when it cannot be written, since a cache can be remade."""
-    draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            write_to(file, facts, arrays)
-        draft.replace(place)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        return False
-    return True
+    return write_cached_by(place, lambda file: write_to(file, facts, arrays))
 
 
 def write_to(file: BinaryIO, facts: Facts, arrays: Mapping[str, Array]) -> None:
@@ -86,6 +77,10 @@ class ArrayFile:
             raise UnsuitableFile from error
         if not suits:
             raise UnsuitableFile
+
+    def __contains__(self, name: str) -> bool:
+        """True if there is an array of this name."""
+        return name in self._index
 
     def fill(self, name: str, out: Array) -> Array:
         """Read an array into memory that has its dtype and shape."""

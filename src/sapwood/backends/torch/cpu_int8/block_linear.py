@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,6 +74,24 @@ class PackedLayer:
     rotary: int = 0
     extras: LayerExtras | None = None
 
+    @classmethod
+    def of(cls, layer: LlamaLayer, qkv: Any, out: Any, gate_up: Any, down: Any) -> "PackedLayer":
+        """A layer with its matrices in this form."""
+        return cls(
+            norm=layer.norm,
+            qkv=qkv,
+            qkv_bias=layer.qkv_bias,
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            out=out,
+            mlp_norm=layer.mlp_norm,
+            gate_up=gate_up,
+            down=down,
+            window=layer.window,
+            rotary=layer.rotary,
+            extras=layer.extras,
+        )
+
 
 def float_head(weight: MatrixSource) -> BlockLinear:
     """An output head in 8 bits: it is too sensitive for 4."""
@@ -84,24 +102,11 @@ def to_blocks(layer: LlamaLayer) -> PackedLayer:
     """A layer quantised to 4 bits."""
     from sapwood.backends.torch.cpu_int8.experts import each_expert
 
-    qkv, out, gate_up, down = (
+    parts = [
         each_expert(lambda part: BlockLinear([FloatBlocks(part, 4)]), weight)
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    )
-    return PackedLayer(
-        norm=layer.norm,
-        qkv=qkv,
-        qkv_bias=layer.qkv_bias,
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
-        out=out,
-        mlp_norm=layer.mlp_norm,
-        gate_up=gate_up,
-        down=down,
-        window=layer.window,
-        rotary=layer.rotary,
-        extras=layer.extras,
-    )
+    ]
+    return PackedLayer.of(layer, *parts)
 
 
 class FloatBlocks:

@@ -77,6 +77,11 @@ def linears(layer: LlamaLayer | PackedLayer) -> tuple[Linear, Linear, Linear, Li
     )
 
 
+def packed_layer(layer: LlamaLayer) -> PackedLayer:
+    """A layer quantised to 8 bits."""
+    return PackedLayer.of(layer, *linears(layer))
+
+
 class EmbeddingRows(Protocol):
     """An embedding whose rows are read on demand."""
 

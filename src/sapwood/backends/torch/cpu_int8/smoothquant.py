@@ -19,15 +19,25 @@ TOKENS = 256  # of the calibration text
 QUIET = 1e-4  # least scale of a channel, relative to the largest
 
 
+def random_text(vocab: int) -> Tensor:
+    """Tokens of the calibration text, [TOKENS]; random text shows the outliers too."""
+    noise = torch.Generator().manual_seed(0)
+    return torch.randint(vocab, (1, TOKENS), generator=noise)[0]
+
+
+def rms_of(states: Tensor) -> Tensor:
+    """RMS of each channel of an MLP's input [..., width], [width]."""
+    return states.float().flatten(0, -2).square().mean(0).sqrt()
+
+
 @torch.inference_mode()
 def channel_rms(model: Any) -> list[Tensor]:
-    """RMS of each channel of every MLP's input, [width]; random text shows the outliers too."""
-    noise = torch.Generator().manual_seed(0)
-    tokens = torch.randint(model.config.get_text_config().vocab_size, (1, TOKENS), generator=noise)
+    """RMS of each channel of every MLP's input, [width]."""
+    tokens = random_text(model.config.get_text_config().vocab_size)[None]
     measured: list[Tensor] = []
 
     def note(_: Any, inputs: tuple[Tensor, ...]) -> None:
-        measured.append(inputs[0].float().flatten(0, -2).square().mean(0).sqrt())
+        measured.append(rms_of(inputs[0]))
 
     hooks = [layer.mlp.register_forward_pre_hook(note) for layer in model.model.layers]
     try:

@@ -63,6 +63,13 @@ def fused(config: Any, found: Any) -> bool:
     return bool(found._supports_sdpa) and softcap is None
 
 
+def attention_of(config: Any, found: Any) -> str:
+    """Name of the attention that a model of this class is run with."""
+    from sapwood.backends.torch.hf.tree_attention import register
+
+    return register() if fused(config, found) else "eager"
+
+
 # -------------------------------------------------------------------------- from the configuration
 def windows_of(config: Any) -> dict[str, int]:
     """Window of each layer type, WHOLE for none; each type has its own mask."""

@@ -1,0 +1,173 @@
+"""Layers of a GGUF file of any architecture that has int8 layers, one at a time in memory.
+
+The modules are those of transformers, without memory. A pass over the calibration text fills each
+layer with the file's tensors before it runs, and packs and empties it afterwards: the bits are
+those of the whole model in float32.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sapwood.backends.torch import architectures
+from sapwood.backends.torch.architectures import FAMILIES, missing_part
+from sapwood.backends.torch.cpu_int8.block_linear import PackedLayer
+from sapwood.backends.torch.cpu_int8.network import packed_layer
+from sapwood.backends.torch.cpu_int8.smoothquant import (
+    TOKENS,
+    random_text,
+    rms_of,
+    smooth_layer,
+)
+from sapwood.backends.torch.gguf_blocks import GgufMatrix, floats_of
+from sapwood.backends.torch.hf.support import attention_of, model_class
+from sapwood.backends.torch.llama import LlamaModel
+from sapwood.common.gguf_header import GgufHeader, TensorInfo
+from sapwood.common.heap import trim_heap
+
+NORM = "model.norm.weight"
+
+
+class GgufModules:
+    """The modules of a model without memory, and where the file has their tensors."""
+
+    def __init__(self, path: Path, header: GgufHeader, config: Any, name: str) -> None:
+        """`config` is of transformers."""
+        from transformers import AutoModelForCausalLM
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+        )
+
+        self.path = path
+        self.header = header
+        self.config = config
+        auto: Any = AutoModelForCausalLM
+        attention = attention_of(config, model_class(config, name))
+        with torch.device("meta"):
+            self.model = auto.from_config(
+                config, attn_implementation=attention, dtype=torch.float32
+            ).eval()
+        fill_buffers(self.model)
+        kind: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
+        self._processor: Any = kind(config=config.to_dict())
+        name_map: Any = get_gguf_hf_weights_map
+        self._names: dict[str, str] = name_map(self.model, self._processor)
+
+    @cached_property
+    def sources(self) -> dict[str, list[TensorInfo]]:
+        """The tensors of the file that make each parameter, by its name."""
+        found: dict[str, list[TensorInfo]] = defaultdict(list)
+        for tensor in self.header.tensors:
+            # tensors of experts have no suffix in transformers' names
+            for name in (tensor.name, tensor.name.removesuffix(".weight")):
+                if name in self._names:
+                    found[self._names[name]].append(tensor)
+                    break
+        return dict(found)
+
+    def missing_reason(self) -> str:
+        """The reason why the model cannot be read layer by layer; empty if it can."""
+        for name, parameter in self.model.named_parameters():  # tied ones come once
+            parts = self.sources.get(name, [])
+            if sum(math.prod(part.shape) for part in parts) != parameter.numel():
+                return f"its tensor {name} is not that of its architecture"
+            if len(parts) == 1 and parts[0].shape[::-1] != tuple(parameter.shape):
+                return f"its tensor {name} has another shape"
+        if self.frame() is None:
+            return missing_part(self.config)
+        return ""
+
+    def read(self, names: list[str]) -> dict[str, Tensor]:
+        """These parameters, float32."""
+        gathered: dict[str, dict[str, Tensor]] = {"tensors": {}}
+        for name in names:
+            for tensor in self.sources[name]:
+                made = self._processor.process(
+                    weights=self._floats(tensor),
+                    name=tensor.name,
+                    tensor_key_mapping=self._names,
+                    parsed_parameters=gathered,
+                )
+                if made.name is not None:  # otherwise it has been stored
+                    gathered["tensors"][name] = torch.from_numpy(made.weights.copy())
+        return gathered["tensors"]
+
+    def _floats(self, tensor: TensorInfo) -> Any:
+        start = self.header.data + tensor.offset
+        found = np.fromfile(self.path, np.uint8, tensor.size, offset=start)
+        rows = found.reshape(math.prod(tensor.shape[1:]), -1)
+        return floats_of(rows, tensor.kind).reshape(tensor.shape[::-1])
+
+    def matrix(self, name: str) -> GgufMatrix | None:
+        """A matrix that stays in the file; None if there is none of this name."""
+        parts = self.sources.get(name)
+        return None if parts is None else GgufMatrix(self.path, self.header, parts[0])
+
+    def frame(self) -> LlamaModel | None:
+        """The model description; its matrices are shapes without memory."""
+        self.model.load_state_dict(self.read([NORM]), strict=False, assign=True)
+        return architectures.frame(self.model)
+
+    @torch.inference_mode()
+    def packed_layers(
+        self, embedding: GgufMatrix, progress: Callable[[str], None]
+    ) -> list[PackedLayer]:
+        """All layers, quantised with the statistics of the calibration text."""
+        body = self.model.model
+        rows = torch.from_numpy(embedding.take(random_text(self.config.vocab_size).numpy()))
+        # the text has as many different tokens as it is long: their rows are the whole table
+        body.embed_tokens.padding_idx = None
+        body.embed_tokens.weight = torch.nn.Parameter(rows, requires_grad=False)
+        packed: list[PackedLayer] = []
+        measured: list[Tensor] = []
+
+        def fill(index: int, module: Any, _: Any) -> None:
+            progress(f"packing layer {index + 1} of {len(body.layers)}, once")
+            start = f"model.layers.{index}."
+            found = self.read([start + name for name, _ in module.named_parameters()])
+            found = {name.removeprefix(start): tensor for name, tensor in found.items()}
+            module.load_state_dict(found, assign=True)
+
+        def note(_: Any, inputs: tuple[Tensor, ...]) -> None:
+            measured.append(rms_of(inputs[0]))
+
+        def pack(index: int, module: Any, *_: Any) -> None:
+            found = {name: tensor.detach() for name, tensor in module.named_parameters()}
+            family = FAMILIES[self.config.model_type]
+            width = module.self_attn.head_dim
+            layer = architectures.layer_of(found, family, self.config, index, width)
+            packed.append(packed_layer(smooth_layer(layer, measured[-1])))
+            module.to("meta")
+            del found, layer
+            trim_heap()
+
+        hooks = []
+        for index, layer in enumerate(body.layers):
+            hooks.append(layer.register_forward_pre_hook(partial(fill, index)))
+            hooks.append(layer.mlp.register_forward_pre_hook(note))
+            hooks.append(layer.register_forward_hook(partial(pack, index)))
+        try:
+            body(input_ids=torch.arange(TOKENS)[None], use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return packed
+
+
+def fill_buffers(model: Any) -> None:
+    """Give buffers that no file holds, such as rotary angles, memory and values."""
+    for module in model.modules():
+        empty = [name for name, found in module.named_buffers(recurse=False) if found.is_meta]
+        for name in empty:
+            setattr(module, name, torch.empty_like(getattr(module, name), device="cpu"))
+        if empty:
+            model._init_weights(module)
