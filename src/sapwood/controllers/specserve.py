@@ -1,16 +1,17 @@
-"""The chain length of most tokens per second whose round still meets a deadline per token.
+"""The budget of most tokens per second whose round still meets a deadline per token.
 
 SpecServe, later AdaSpec (arXiv 2503.05096): speculation is worth its cost only while a server has
-room, so lengths follow a goodput model and a deadline for the time between tokens. A round of k
-drafted tokens is predicted from measured costs: k draft steps of every request and a pass over all
-rows of the batch. Lengths whose round would take longer than the deadline are left out, and of the
-others the one of most expected tokens per second is taken. Where plain decoding alone is too slow
-for the deadline, no length is worse for it than another, and nothing is drafted.
+room, so drafts follow estimated confidences, a goodput model and a deadline for the time between
+tokens. Here nodes are priced as by `goodput`, from calibrated confidences and the measured cost of
+a pass, and a deadline bounds their number: a round is predicted as the drafts of all requests and
+one pass over all rows, and the rows that would make it late are shared out among the requests of
+the pass. Rows that prompts in prefill take are gone. Where plain decoding alone is too slow for the
+deadline, no tree could keep it, and the most tokens per second are what makes the load pass.
 
 Predictions err, and a deadline is missed by the slow rounds: the ratio of measured to predicted
 seconds is followed, quickly up and slowly down, and multiplies the prediction. The published code
 has the deadline's branch switched off, and trims drafts of sampled tokens by their own probability,
-which is not exact; here only lengths are chosen, before anything is drafted.
+which is not exact; here only sizes are chosen, before anything is drafted.
 """
 
 from dataclasses import dataclass
@@ -18,22 +19,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from sapwood.controllers.smartspec import SmartSpec
-from sapwood.core.array_types import FloatArray
+from sapwood.controllers.goodput import Goodput
 from sapwood.core.part import between
-from sapwood.core.protocols import EngineContext
-from sapwood.core.types import NO_NODES, Budget, Outcome
+from sapwood.core.protocols import EngineContext, RequestContext
+from sapwood.core.types import Budget, Outcome, SharedPass
 
-UP = 0.5  # rate at which the error of predictions follows a slower round
-DOWN = 0.02  # and a faster one
-WORST = 4.0  # largest error that is followed: a slower round was a mishap
+UP = 0.8  # rate at which the error of predictions follows a slower round
+DOWN = 0.004  # and a faster one: one round in a hundred or so may be slower
+START = 1.1  # before any was measured
+WORST = 1.5  # largest error that is followed: a slower round was a mishap
 
 
 @dataclass
 class PredictionError:
     """Measured over predicted seconds of a pass, near its upper end."""
 
-    ratio: float = 1.0
+    ratio: float = START
 
     def add(self, ratio: float) -> None:
         """Follow a slower pass quickly, a faster one slowly."""
@@ -42,8 +43,23 @@ class PredictionError:
 
 
 @dataclass
-class SpecServe(SmartSpec):
-    """The most tokens per second among lengths whose round meets a deadline per token."""
+class DeadlineStats:
+    """State of all requests that share a deadline."""
+
+    late: PredictionError
+    nodes: int = 0  # of the last trees of all requests
+    draft: float = 0.0  # seconds in which one request drafts, running mean
+    drafts: int = 0  # rounds in that mean
+    turn: int = 0  # of the request that plans next
+    last: SharedPass | None = None  # the last pass that was compared with its prediction
+
+
+RECENT = 20  # rounds in the mean seconds of a draft
+
+
+@dataclass
+class SpecServe(Goodput):
+    """Prices of measured cost, and no more nodes than a deadline per token leaves room for."""
 
     deadline: float = 0.05  # seconds between tokens, above 0
 
@@ -56,30 +72,63 @@ class SpecServe(SmartSpec):
     def bind(self, setting: EngineContext) -> None:
         """Begin without an error of predictions; it is shared by all requests."""
         super().bind(setting)
-        self.late = PredictionError()
+        self.shared = DeadlineStats(PredictionError())
+
+    def reset(self, request: RequestContext) -> None:
+        """Begin without a tree."""
+        super().reset(request)
+        self.sent_ = 0  # nodes of the last tree
 
     def budget(self) -> Budget:
-        """A chain of the best length that meets the deadline, or no nodes."""
-        speed = self.goodput(self.rate())
-        late = self.seconds() * self.late.ratio > self.deadline
-        late[0] = False
-        length = int(np.argmax(np.where(late, -np.inf, speed)))
-        if not length and self.record.idle >= self.probe and not late[1:2].any():
-            length = 1
-        return Budget(length, length, 1) if length else NO_NODES
+        """The budget of most tokens per second, cut to what meets the deadline."""
+        found = super().budget()
+        return found.within(self.most_nodes(), found.depth) if found.nodes else found
 
-    def seconds(self) -> FloatArray:
-        """Predicted seconds of a round of 0, 1, ... drafted tokens."""
-        lengths = np.arange(self.most + 1)
-        passes = [
-            self.cost.seconds(self.batch_ * (1 + length), self.context_, self.turns_)
-            for length in lengths.tolist()
-        ]
-        found: FloatArray = self.turns_ * lengths * self.record.step + np.array(passes)
-        return found
+    def most_nodes(self) -> int:
+        """Nodes of this request's tree with which the round is predicted to meet the deadline.
+
+        All that are asked for where plain decoding would surely miss it.
+        """
+        load = self.company_
+        shared = self.shared
+        plain = self.cost.seconds(load.trees, self.context_, load.trees)
+        if plain > self.deadline * shared.late.ratio:
+            return self.nodes
+        # rows of prompts, and of requests with other recipes
+        fixed = load.rows - (load.trees - 1) - (shared.nodes - self.sent_)
+        taken = load.trees + max(fixed, 0)
+        line = self.cost.line(taken + load.trees * self.nodes, self.context_)
+        trees = self.cost.drift * self.cost.tree * (load.trees - 1)
+        left = self.deadline - load.trees * shared.draft
+        late = np.flatnonzero((line + trees) * shared.late.ratio > left)
+        rows = int(late[0]) if len(late) else len(line)
+        each, over = divmod(max(rows - taken, 0), load.trees)
+        shared.turn = (shared.turn + 1) % load.trees  # every request plans once in a round
+        return each + (shared.turn < over)
 
     def observe(self, outcome: Outcome) -> None:
-        """Follow the error of the prediction, then learn as without a deadline."""
-        expected = self.cost.seconds(outcome.rows, outcome.context, outcome.trees)
-        self.late.add(outcome.times.verify / expected)
+        """Follow the error of predictions and the time of drafts, then learn as `goodput`."""
+        shared = self.shared
+        nodes = len(outcome.tree) - 1
+        shared.nodes += nodes - self.sent_
+        self.sent_ = nodes
+        if nodes and self.begun_:  # the first round includes the drafter's prefill
+            shared.drafts += 1
+            shared.draft += (outcome.times.draft - shared.draft) / min(shared.drafts, RECENT)
+        self._compare(outcome)
         super().observe(outcome)
+
+    def _compare(self, outcome: Outcome) -> None:
+        """Compare a pass with its prediction, once for all its requests."""
+        shared = outcome.shared
+        if shared is not None and (shared is self.shared.last or shared.prefill):
+            return  # rows in prefill cost less than predicted
+        self.shared.last = shared
+        expected = self.cost.seconds(outcome.rows, outcome.context, outcome.trees)
+        self.shared.late.add(outcome.times.verify / expected)
+
+    def close(self) -> None:
+        """Give the rows of the last tree back."""
+        self.shared.nodes -= self.sent_
+        self.sent_ = 0
+        super().close()
