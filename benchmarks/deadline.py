@@ -1,7 +1,7 @@
 """Time per token and tokens per second while arrivals double, with and without a deadline.
 
-    python benchmarks/deadline.py [--deadline-ms 50] [--phase 7] [--phases 7] [--first 0.25] \
-        [--tokens 64] [--repeats 2] [--json FILE]
+    python benchmarks/deadline.py [--suite FILE] [--deadline-ms 50] [--phase 9] [--phases 5] [--first 0.25] \
+        [--tokens 48] [--repeats 2] [--json FILE]
 
 One process, one set of weights, a scheduler for each recipe. Requests arrive at even distances, and
 twice as many in every phase; recipes take turns, each with the same arrivals and prompts. For each
@@ -63,7 +63,7 @@ def measure(llm: LLM, options: argparse.Namespace) -> list[dict[str, Any]]:
     load = Doubling(options.first, options.phase, options.phases)
     bound = engines(llm, options.deadline_ms / 1000)
     for name, engine in bound.items():  # not counted
-        one_run(llm, engine, Doubling(4.0, 3.0, 1), prompts[::-1], sampling, f"{name} warm")
+        one_run(llm, engine, Doubling(2.0, 4.0, 1), prompts[::-1], sampling, f"{name} warm")
     rows = []
     for repeat in range(options.repeats):
         for name in rotated(list(bound), repeat):
@@ -113,12 +113,12 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--suite", default="chat,json,edit,copy")
     parser.add_argument("--deadline-ms", type=float, default=50.0)
-    parser.add_argument("--phase", type=float, default=7.0, help="seconds of a phase")
-    parser.add_argument("--phases", type=int, default=7)
+    parser.add_argument("--phase", type=float, default=9.0, help="seconds of a phase")
+    parser.add_argument("--phases", type=int, default=5)
     parser.add_argument("--first", type=float, default=0.25, help="arrivals per second at first")
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--longest", type=int, default=128, help="tokens of a prompt at most")
+    parser.add_argument("--longest", type=int, default=192, help="tokens of a prompt at most")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     load = provenance.load()

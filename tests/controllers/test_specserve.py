@@ -103,8 +103,7 @@ def test_tokens_that_came_early_leave_room_and_late_ones_take_it() -> None:
     made.observe(outcome(3, 3, StageTimes(0.0, line().seconds(4, 10))))  # four tokens, 82 ms
     made.shared.late.ratio = 1.0
     assert made.budget().nodes == made.nodes
-    clock.time += 0.0615 + 0.0005  # 20.5 ms are left
-    clock.time -= 0.0005
+    clock.time += 0.062  # 20.5 ms are left
     assert made.budget().nodes == 10
     clock.time += 0.005
     assert made.budget().nodes == 5
@@ -245,13 +244,13 @@ def auto() -> list[Phase]:
     return phases(Goodput(nodes=31, depth=8, width=2))
 
 
-@pytest.mark.parametrize("deadline", [0.0115, 0.02])
+@pytest.mark.parametrize("deadline", [0.0125, 0.02])
 def test_arrivals_double_and_the_deadline_holds_while_plain_decoding_holds_it(
     deadline: float, plain: list[Phase], auto: list[Phase]
 ) -> None:
     found = phases(SpecServe(nodes=31, depth=8, width=2, deadline=deadline))
     kept = [phase for phase, base in enumerate(plain) if base.per_token < deadline]
-    assert 2 <= len(kept) < LOAD.phases, [base.per_token for base in plain]
+    assert 3 <= len(kept) < LOAD.phases, [base.per_token for base in plain]
     for phase in kept:
         assert found[phase].per_token < deadline
     for mine, theirs in zip(found, auto, strict=True):
