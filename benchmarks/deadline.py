@@ -1,7 +1,7 @@
 """Time per token and tokens per second while arrivals double, with and without a deadline.
 
-    python benchmarks/deadline.py [--suite FILE] [--deadline-ms 50] [--phase 9] [--phases 5] [--first 0.25] \
-        [--tokens 48] [--repeats 2] [--json FILE]
+    python benchmarks/deadline.py [--suite FILE] [--deadline-ms 50] [--phase 9] [--phases 5] \
+        [--first 0.25] [--tokens 48] [--repeats 2] [--json FILE]
 
 One process, one set of weights, a scheduler for each recipe. Requests arrive at even distances, and
 twice as many in every phase; recipes take turns, each with the same arrivals and prompts. For each
