@@ -1,23 +1,28 @@
 """Time per token and tokens per second while arrivals double, with and without a deadline.
 
-    python benchmarks/deadline.py [--suite FILE] [--deadline-ms 50] [--phase 9] [--phases 5] \
+    python benchmarks/deadline.py [--suite FILE] [--deadline-ms 50] [--phase 6] [--phases 6] \
         [--first 0.25] [--tokens 48] [--repeats 2] [--json FILE]
 
 One process, one set of weights, a scheduler for each recipe. Requests arrive at even distances, and
-twice as many in every phase; recipes take turns, each with the same arrivals and prompts. For each
-phase: the 99th percentile, over the requests that ended in it, of the seconds per token after the
-first, tokens per second in which there was something to decode, and quantiles of the pauses between
-two steps of a request. A deadline is kept in a phase when the first of these is below it. Greedy.
+twice as many in every phase, the same for every recipe. The recipes take turns, one step each, and
+each has a clock of its own work, which stands still while others work and skips idle time: a busy
+moment of the machine hits all alike, and a phase takes no longer than its work. For each phase: the
+99th percentile, over the requests that ended in it, of the seconds per token after the first,
+tokens per second in which there was something to decode, and quantiles of the pauses between two
+steps of a request. A deadline is kept in a phase when the first of these is below it. Greedy;
+repeats have other prompts as far as there are enough.
 """
 
 import argparse
 import json
-import time
+import random
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from sapwood.bench import provenance
-from sapwood.bench.arrivals import ArrivalRun, Doubling, Phase
+from sapwood.bench.arrivals import ArrivalRun, Doubling, OwnClock, Phase, in_turns
 from sapwood.bench.measure import rotated
 from sapwood.bench.suites import gather
 from sapwood.core.sampling import Sampling
@@ -30,29 +35,30 @@ from sapwood.llm import LLM
 from sapwood.recipes import resolve
 
 MEMORY = 65536  # tokens of keys and values
+NUMBERS = count()  # of runs: none shares cached prefixes with another
 SPECSERVE = "merge + best(stride=8) + match + specserve(width=6, deadline={seconds})"
 
 
-def engines(llm: LLM, deadline: float) -> dict[str, Engine]:
-    """The engines that are compared, by name."""
+def runs_of(
+    llm: LLM, deadline: float, load: Doubling, prompts: list[list[int]], sampling: Sampling
+) -> dict[str, tuple[OwnClock, ArrivalRun]]:
+    """A run of each recipe, by name, with memory and statistics of its own."""
     recipes = {"plain": "plain", "auto": "auto", "specserve": SPECSERVE.format(seconds=deadline)}
-    return {name: llm.bind(resolve(recipe)) for name, recipe in recipes.items()}
+    found = {}
+    for name, recipe in recipes.items():
+        clock = OwnClock()
+        engine = llm.bind(resolve(recipe), clock)
+        cache = EngineCache(partial(itself, engine))
+        pool = RequestPool(llm.target, cache, llm.text, measured=llm.profile.measured)
+        scheduler = Scheduler(pool, engine.cost, now=clock)
+        tenant = f"{name} {next(NUMBERS)}"
+        found[name] = clock, ArrivalRun(scheduler, load, clock.skip, prompts, sampling, tenant)
+    return found
 
 
-def one_run(
-    llm: LLM,
-    engine: Engine,
-    load: Doubling,
-    prompts: list[list[int]],
-    sampling: Sampling,
-    tenant: str,
-) -> list[Phase]:
-    """All phases with one recipe."""
-    pool = RequestPool(
-        llm.target, EngineCache(lambda _: engine), llm.text, measured=llm.profile.measured
-    )
-    run = ArrivalRun(Scheduler(pool, engine.cost), load, time.sleep, tenant)
-    return run.run(prompts, sampling)
+def itself(engine: Engine, _: str) -> Engine:
+    """The engine, whatever a request names."""
+    return engine
 
 
 def measure(llm: LLM, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -60,14 +66,16 @@ def measure(llm: LLM, options: argparse.Namespace) -> list[dict[str, Any]]:
     sampling = read_sampling({"max_tokens": options.tokens}, llm.target.info, llm.text)
     found = [prompt.tokens(llm.target.info, llm.text) for prompt in gather(options.suite, turns=1)]
     prompts = [tokens for tokens in found if len(tokens) <= options.longest]
+    random.Random(0).shuffle(prompts)
     load = Doubling(options.first, options.phase, options.phases)
-    bound = engines(llm, options.deadline_ms / 1000)
-    for name, engine in bound.items():  # not counted
-        one_run(llm, engine, Doubling(2.0, 4.0, 1), prompts[::-1], sampling, f"{name} warm")
+    deadline = options.deadline_ms / 1000
+    warm = runs_of(llm, deadline, Doubling(2.0, 2.0, 1), prompts[::-1], sampling)
+    in_turns(list(warm.values()))  # not counted
     rows = []
     for repeat in range(options.repeats):
-        for name in rotated(list(bound), repeat):
-            phases = one_run(llm, bound[name], load, prompts, sampling, f"{name} {repeat}")
+        mine = rotated(prompts, repeat * len(load.times))
+        runs = runs_of(llm, deadline, load, mine, sampling)
+        for name, phases in zip(runs, in_turns(list(runs.values())), strict=True):
             made = [row(name, repeat, number, phase) for number, phase in enumerate(phases)]
             show(made, options.deadline_ms)
             rows += made
@@ -113,12 +121,12 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--suite", default="chat,json,edit,copy")
     parser.add_argument("--deadline-ms", type=float, default=50.0)
-    parser.add_argument("--phase", type=float, default=9.0, help="seconds of a phase")
-    parser.add_argument("--phases", type=int, default=5)
+    parser.add_argument("--phase", type=float, default=6.0, help="seconds of a phase")
+    parser.add_argument("--phases", type=int, default=6)
     parser.add_argument("--first", type=float, default=0.25, help="arrivals per second at first")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--longest", type=int, default=192, help="tokens of a prompt at most")
+    parser.add_argument("--longest", type=int, default=256, help="tokens of a prompt at most")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     load = provenance.load()

@@ -58,6 +58,8 @@ limits and states of the code. Each is against plain decoding in the same record
 TITLES = {
     "cpu-peers.json": "Engines side by side on a CPU",
     "cpu-serving.json": "Many requests at a time on a CPU",
+    "deadline.json": "A deadline per token",
+    "overlap.json": "Drafting beside the pass",
     "gpu-h200.json": "Decoding on a GPU",
     "gpu-serving.json": "Many requests at a time on a GPU",
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
@@ -82,6 +84,8 @@ TITLES = {
 ABOUT = {
     "cpu-peers.json": "SmolLM2-135M, int8; **the figure that other pages quote for a CPU**",
     "cpu-serving.json": "SmolLM2-135M, int8, requests that share passes",
+    "deadline.json": "SmolLM2-135M, int8, requests that arrive at a rate that doubles",
+    "overlap.json": "random models, float32: seconds per token of a draft beside the pass",
     "gpu-h200.json": "SmolLM2-135M, float16; **the figure that other pages quote for a GPU**",
     "gpu-serving.json": "SmolLM2-135M, float16, requests that share passes, prefill included",
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
@@ -668,6 +672,8 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.TEMPERATURE: evidence.temperature_section,
     evidence.DIRECTIONS: evidence.directions_section,
     evidence.LONG: evidence.long_section,
+    evidence.DEADLINE: evidence.deadline_section,
+    evidence.OVERLAP: evidence.overlap_section,
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,

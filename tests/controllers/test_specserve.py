@@ -231,7 +231,7 @@ def phases(
         target.time[0] += seconds
 
     prompts = [[one % 3, one // 3 % 3, one // 9 % 3] for one in range(27)]
-    return ArrivalRun(stage.scheduler, load, sleep).run(prompts, Sampling(max_tokens=24))
+    return ArrivalRun(stage.scheduler, load, sleep, prompts, Sampling(max_tokens=24)).run()
 
 
 @pytest.fixture(scope="module")

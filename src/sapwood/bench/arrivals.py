@@ -6,6 +6,7 @@ until when its time per token stays within a deadline.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,54 +75,102 @@ class ServedRequest:
     done: bool = False
 
 
+class OwnClock:
+    """Seconds of one runner's own work: it stands still while others work, and skips idle time.
+
+    So runners that take turns, one step each, meet the same noise of the machine, and a phase in
+    which little arrives takes no longer than its work.
+    """
+
+    def __init__(self, source: Callable[[], float] = time.perf_counter) -> None:
+        self.source = source
+        self.spent = 0.0  # and skipped, before the present turn
+        self.since: float | None = None  # the source's time at the start of the present turn
+
+    def __call__(self) -> float:
+        """Seconds so far."""
+        return self.spent + (0.0 if self.since is None else self.source() - self.since)
+
+    def skip(self, seconds: float) -> None:
+        """Let idle time pass."""
+        self.spent += seconds
+
+    def run(self, work: Callable[[], bool]) -> bool:
+        """Work for one turn."""
+        self.since = self.source()
+        try:
+            return work()
+        finally:
+            self.spent, self.since = self(), None
+
+
 @dataclass
 class ArrivalRun:
     """One scheduler under arrivals, on its own clock."""
 
     scheduler: Scheduler
     load: Doubling
-    sleep: Callable[[float], None]  # waits so many seconds of the scheduler's clock
+    skip: Callable[[float], None]  # lets so many idle seconds of the scheduler's clock pass
+    prompts: Sequence[Sequence[int]]  # of the requests, in turns
+    sampling: Sampling
     tenant: str = ""
     served: list[ServedRequest] = field(default_factory=list)
     steps: list[tuple[float, float, int, int]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
 
-    def run(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Phase]:
-        """Submit prompts at their times, in turns; numbers of each phase."""
-        now = self.scheduler.now
-        start = now()
-        coming = self.load.times
-        end = self.load.seconds * self.load.phases
-        while (at := now() - start) < end:
-            while len(self.requests) < len(coming) and coming[len(self.requests)] <= at:
-                self._submit(prompts[len(self.requests) % len(prompts)], sampling, start)
-            done = self.scheduler.step()
-            if done is not None:
-                after = now() - start
-                self.steps.append((after, after - at, done.trees, done.nodes))
-            elif len(self.requests) < len(coming):
-                self.sleep(coming[len(self.requests)] - at)
-            else:
-                break
+    def __post_init__(self) -> None:
+        self.coming = self.load.times
+        self.start = self.scheduler.now()
+
+    @property
+    def time(self) -> float:
+        """Seconds since the start."""
+        return self.scheduler.now() - self.start
+
+    def run(self) -> list[Phase]:
+        """All phases."""
+        while self.advance():
+            pass
+        return self.phases()
+
+    def advance(self) -> bool:
+        """Submit what has arrived and make one step; False after the last phase."""
+        at = self.time
+        if at >= self.load.seconds * self.load.phases:
+            return False
+        while len(self.requests) < len(self.coming) and self.coming[len(self.requests)] <= at:
+            self._submit()
+        done = self.scheduler.step()
+        if done is not None:
+            self.steps.append((self.time, self.time - at, done.trees, done.nodes))
+            return True
+        if len(self.requests) == len(self.coming):
+            return False
+        self.skip(max(self.coming[len(self.requests)] - self.time, 0.0))
+        return True
+
+    def phases(self) -> list[Phase]:
+        """Numbers of each phase; requests that are still running are cancelled."""
         for request in self.requests:
             request.cancel()
         self.scheduler.pool.sweep()
         return [self.numbers(phase) for phase in range(self.load.phases)]
 
-    def _submit(self, prompt: Sequence[int], sampling: Sampling, start: float) -> None:
+    def _submit(self) -> None:
         """Add one request."""
         served = ServedRequest()
-        request = Request(tuple(prompt), sampling, self.tenant)
-        request.on_step = partial(self._take, served, start)
+        prompt = self.prompts[len(self.requests) % len(self.prompts)]
+        request = Request(tuple(prompt), self.sampling, self.tenant)
+        request.on_step = partial(self._take, served)
         self.served.append(served)
         self.requests.append(request)
         self.scheduler.pool.add(request)
 
-    def _take(self, served: ServedRequest, start: float, step: Step | Exception) -> None:
+    def _take(self, served: ServedRequest, step: Step | Exception) -> None:
         """Keep the time of a step."""
         if isinstance(step, Exception):
             raise step
-        served.times.append(self.scheduler.now() - start)
+        served.times.append(self.time)
         served.counts.append(len(step.tokens))
         served.done = step.done
 
@@ -138,8 +187,8 @@ class ArrivalRun:
         tokens = sum(
             count
             for one in self.served
-            for time, count in zip(one.times, one.counts, strict=True)
-            if self.load.phase(time) == phase
+            for at, count in zip(one.times, one.counts, strict=True)
+            if self.load.phase(at) == phase
         )
         ended = [one for one in self.served if one.done and self.load.phase(one.times[-1]) == phase]
         means = [
@@ -157,6 +206,16 @@ class ArrivalRun:
             quantile(gaps, 0.99),
             quantile(means, 0.99),
         )
+
+
+def in_turns(runs: Sequence[tuple[OwnClock, ArrivalRun]]) -> list[list[Phase]]:
+    """All phases of several runs: the one whose clock is behind makes the next step."""
+    left = list(runs)
+    while left:
+        clock, run = min(left, key=lambda pair: pair[1].time)
+        if not clock.run(run.advance):
+            left.remove((clock, run))
+    return [run.phases() for _, run in runs]
 
 
 def mean(values: Sequence[float]) -> float:
