@@ -87,7 +87,7 @@ def recording(recorder: Recorder, target: TorchBackend) -> Iterator[None]:
     """Record passes of the target, steps of its stages, and drafts."""
     old = target.score, PipelineDecoder._step, DraftModel.expand, LayerExit.expand
 
-    def stage(decoder: PipelineDecoder, run: Run) -> tuple[str, str]:
+    def stage(_: PipelineDecoder, run: Run) -> tuple[str, str]:
         return f"stage {run.stage + 1}", "target"
 
     target.score = recorder.wrap(old[0], lambda *_: ("target", "target"))  # type: ignore[method-assign]
