@@ -4,9 +4,10 @@
 
 The target is a Llama-like model of random weights, whose layers add little each, and the draft
 model is its first layers with the same output head: they agree often enough to be like a trained
-pair, and the share of a pass that a draft pass takes is that of the layers. Both run in float32
-with one thread each. The ways take turns on every prompt; the record has the mean ratio of their
-seconds per token, prompt by prompt, with its 95 % bootstrap interval.
+pair, and the share of a pass that a draft pass takes is that of the layers. Both run in int8, whose
+compiled passes run without the interpreter's lock, or in another `--dtype`, with one thread each.
+The ways take turns on every prompt; the record has the mean ratio of their seconds per token,
+prompt by prompt, with its 95 % bootstrap interval.
 
 Where other programs use the machine, two threads have no two cores. `--clock processor` counts
 processor seconds of each thread instead: a round takes those of the target's pass or of the draft
@@ -27,6 +28,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sapwood.backends.torch.backend import TorchBackend
+from sapwood.backends.torch.load import build
 from sapwood.bench import provenance
 from sapwood.bench.measure import rotated
 from sapwood.controllers.fixed import Fixed
@@ -210,11 +212,19 @@ def run(engine: Engine, prompt: list[int], tokens: int) -> dict[str, Any]:
     }
 
 
-def measure(
-    whole: LlamaForCausalLM, target: TorchBackend, layers: int, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def backend_of(net: LlamaForCausalLM, name: str, dtype: str) -> TorchBackend:
+    """A backend of this model in int8 or float32."""
+    return TorchBackend(net, name) if dtype == "float32" else build(net, name, dtype, silent)
+
+
+def silent(_: str) -> None:
+    """Report nothing."""
+
+
+def measure(target: TorchBackend, layers: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each way, with a draft model of so many layers."""
-    draft = TorchBackend(first_layers(whole, layers, options.width), "its first layers")
+    first = first_layers(model(options.layers, options.width), layers, options.width)
+    draft = backend_of(first, "its first layers", options.dtype)
     share = pass_seconds(draft) / pass_seconds(target)
     now = time.perf_counter
     if options.clock == "processor":
@@ -279,7 +289,8 @@ def main() -> None:
     parser.add_argument(
         "--draft-layers", default="2,4,6", type=lambda text: [int(one) for one in text.split(",")]
     )
-    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--dtype", choices=["int8", "float32"], default="int8")
     parser.add_argument("--length", type=int, default=4, help="most drafted tokens of a pass")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=40)
@@ -288,11 +299,8 @@ def main() -> None:
     options = parser.parse_args()
     load = provenance.load()
     torch.set_num_threads(1)
-    whole = model(options.layers, options.width)
-    target = TorchBackend(whole, "random target")
-    rows = [
-        one for layers in options.draft_layers for one in measure(whole, target, layers, options)
-    ]
+    target = backend_of(model(options.layers, options.width), "random target", options.dtype)
+    rows = [one for layers in options.draft_layers for one in measure(target, layers, options)]
     if options.json is not None:
         record = {
             **provenance.origin(target.info, load),

@@ -6,7 +6,7 @@ python -m tools.timelines chains           draw for these pages
 A page names recipes in a mark, `<!-- timelines: chain, pearl -->`; the pictures go below it, up to
 the closing mark. Every recipe decodes the same prompt greedily, with the pair of models of
 `benchmarks/overlap.py`: random weights, a target of twelve layers and a draft model of its first
-two, a thread each. Drawn is the time after its first rounds; the machine should be quiet.
+three, a thread each. Drawn is the time after its first rounds; the machine should be quiet.
 """
 
 import re
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.overlap import VOCAB, Held, first_layers, model
+from benchmarks.overlap import VOCAB, Held, backend_of, first_layers, model
 
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.core.overlap import DraftWay
@@ -34,7 +34,7 @@ from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
 
 DOCS = Path(__file__).parents[1] / "docs"
-LAYERS, DRAFT_LAYERS, WIDTH = 12, 2, 768
+LAYERS, DRAFT_LAYERS, WIDTH = 12, 3, 1024
 TOKENS = 40
 SKIPPED = 8  # rounds before the drawn ones
 DRAWN = 8  # target passes of time that are drawn
@@ -174,9 +174,9 @@ def main(names: Sequence[str]) -> int:
         (DOCS / "families").glob("*.md")
     )
     torch.set_num_threads(1)
-    whole = model(LAYERS, WIDTH)
-    target = TorchBackend(whole, "random target")
-    draft = TorchBackend(first_layers(whole, DRAFT_LAYERS, WIDTH), "its first layers")
+    target = backend_of(model(LAYERS, WIDTH), "random target", "int8")
+    first = first_layers(model(LAYERS, WIDTH), DRAFT_LAYERS, WIDTH)
+    draft = backend_of(first, "its first layers", "int8")
     play("chain", target, draft)  # not drawn
     seconds = DRAWN * pass_seconds(play("chain", target, draft))
     for page in pages:
@@ -203,8 +203,8 @@ def filled(page: str, made: Mapping[str, tuple[str, float]], seconds: float) -> 
             image = f'<img src="../pictures/{name}-timeline.svg" alt="timeline of {name}">'
             cells.append(f"`{name}`, {rate:.0f} tokens per second here:\n\n{image}\n")
         about = (
-            f"{1000 * seconds:.0f} ms of each, greedy, a target of {LAYERS} random layers and its "
-            f"first {DRAFT_LAYERS} as draft model, a thread each; `python -m tools.timelines` "
+            f"{1000 * seconds:.0f} ms of each, greedy, a target of {LAYERS} random int8 layers and "
+            f"its first {DRAFT_LAYERS} as draft model, a thread each; `python -m tools.timelines` "
             "draws them again."
         )
         return "\n".join([match["mark"], *cells, about, "<!-- /timelines -->\n"])
