@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,11 +32,15 @@ from sapwood.train.job import JobObserver, TrainJob
 PROMPT = "abc"
 STEPS = 60  # of training
 # of kinds that learn from few rows of a text
-MORE_STEPS = dict.fromkeys(("mask-rows", "hidden-transfer", "streams", "draft-model", "pard"), 150)
+MORE_STEPS = dict.fromkeys(("mask-rows", "hidden-transfer", "streams", "pard"), 150)
+MORE_STEPS |= dict.fromkeys(("draft-model", "distillspec", "skd", "fastdraft"), 150)
 MORE_STEPS |= dict.fromkeys(("ppd", "gated-masks", "ctc", "cerberus"), 90)
 TOKENS = 4000  # of the texts to train on
 # of kinds that need sizes that fit a tiny model
-SPELLINGS = {"draft-model": "draft-model(width=32, heads=4, layers=1)"}
+SMALL = "width=32, heads=4, layers=1"
+DRAFT_MODELS = ("draft-model", "distillspec", "skd", "fastdraft")
+SPELLINGS = {kind: f"{kind}({SMALL})" for kind in DRAFT_MODELS}
+TUNED = {"medusa2"}  # kinds that train the target too: what they make is another model
 BEFORE = {"pard": "draft-model"}  # a kind that is made from another one's part
 ABOUT = (
     "by heads trained for seconds, for a tiny model that goes through the alphabet, greedy; "
@@ -63,27 +67,33 @@ def main(names: Sequence[str]) -> int:
         model = Path(folder) / "alphabet"
         counter().save_pretrained(model)
         byte_tokenizer.save(model)
-        teach(model, named, Path(folder) / "texts")
+        tuned = teach(model, named, Path(folder) / "texts")
         llm = LLM(str(model), "plain", device="cpu", dtype="float32")
         assert llm.text is not None
         plain = play(llm.engine, llm.text, PROMPT)
-        draw(llm, pages, plain, heads, ABOUT)
+        draw(llm, pages, plain, heads, ABOUT, tuned)
         if any(wanted(page.read_text(), modules) for page in pages):
             llm = with_module(Path(folder) / "module")
             assert llm.text is not None
-            draw(llm, pages, play(llm.engine, llm.text, PROMPT), modules, MODULE_ABOUT)
+            draw(llm, pages, play(llm.engine, llm.text, PROMPT), modules, MODULE_ABOUT, {})
     return 0
 
 
 def draw(
-    llm: LLM, pages: Sequence[Path], plain: Round, pattern: re.Pattern[str], about: str
+    llm: LLM,
+    pages: Sequence[Path],
+    plain: Round,
+    pattern: re.Pattern[str],
+    about: str,
+    tuned: Mapping[str, LLM],  # targets of their own, by recipe
 ) -> None:
     """Fill the marks of one kind with a round of each recipe."""
     assert llm.text is not None
     rounds: dict[str, Round] = {}
     for name in dict.fromkeys(n for page in pages for n in wanted(page.read_text(), pattern)):
         try:
-            rounds[name] = play(llm.with_recipe(name).engine, llm.text, PROMPT)
+            mine = tuned.get(name, llm).with_recipe(name)
+            rounds[name] = play(mine.engine, llm.text, PROMPT)
             sys.stderr.write(f"{name}: {rounds[name].caption(plain)}\n")
         except SapwoodError as error:
             sys.stderr.write(f"{name} is left out: {error}\n")
@@ -100,8 +110,9 @@ def with_module(folder: Path) -> LLM:
     return LLM(str(folder), "plain", device="cpu", dtype="float32")
 
 
-def teach(model: Path, named: Sequence[str], data: Path) -> None:
-    """Train the parts of these recipes for the model."""
+def teach(model: Path, named: Sequence[str], data: Path) -> dict[str, LLM]:
+    """Train the parts of these recipes for the model; targets that were tuned, by recipe."""
+    tuned: dict[str, LLM] = {}
     kinds = {row["name"]: row["training"] for row in recipes()}
     wanted_kinds = [kinds[name] for name in named if kinds[name] != "none"]
     order = [kind for one in wanted_kinds for kind in (BEFORE.get(one, one), one)]
@@ -118,8 +129,11 @@ def teach(model: Path, named: Sequence[str], data: Path) -> None:
         try:
             [found] = job.train(asked, JobObserver(), 0.0)
             sys.stderr.write(f"trained {kind}, loss {found['loss']:.3f}\n")
+            if kind in TUNED:
+                tuned[kind] = LLM(str(found["out"]), "plain", device="cpu", dtype="float32")
         except SapwoodError as error:
             sys.stderr.write(f"{kind} was not trained: {error}\n")
+    return tuned
 
 
 if __name__ == "__main__":
