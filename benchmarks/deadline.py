@@ -21,8 +21,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from arrivals import ArrivalRun, Doubling, OwnClock, Phase, in_turns
+
 from sapwood.bench import provenance
-from sapwood.bench.arrivals import ArrivalRun, Doubling, OwnClock, Phase, in_turns
 from sapwood.bench.measure import rotated
 from sapwood.bench.suites import gather
 from sapwood.core.sampling import Sampling

@@ -191,6 +191,7 @@ def filled(
         shown, notes = choose(mine)
         cells = [cell(name, mine[name].drawn(text), mine[name].caption(plain)) for name in shown]
         place = " / ".join(text.show(plain.text).split("\n")[-2:])
+        place = "random bytes" if "\ufffd" in place else place
         sentence = f"One round of each after *{place}*, {about}"
         words = " ".join([sentence, *notes])
         return f"{match['mark']}{grid(cells)}\n{words}\n<!-- /trees -->\n"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from benchmarks.arrivals import ArrivalRun, Doubling, Phase
 
 from sapwood.backends.toy import ToyBackend, ToyOutput, probs_after
-from sapwood.bench.arrivals import ArrivalRun, Doubling, Phase
 from sapwood.controllers.fixed import Fixed
 from sapwood.controllers.goodput import Goodput
 from sapwood.controllers.specserve import PredictionError, SpecServe

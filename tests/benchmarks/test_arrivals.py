@@ -4,9 +4,9 @@ import math
 from dataclasses import asdict
 
 import pytest
+from benchmarks.arrivals import ArrivalRun, Doubling, OwnClock, in_turns, quantile
 
 from sapwood.backends.toy import ToyBackend
-from sapwood.bench.arrivals import ArrivalRun, Doubling, OwnClock, in_turns, quantile
 from sapwood.core.sampling import Sampling
 from sapwood.engine.cost_model import CostModel
 from tests.helpers.scheduler_harness import Stage, Timed, copy_of
