@@ -43,6 +43,7 @@ check: $(READY)  ## format, lint, types, conventions, import directions, sizes, 
 	$(BIN)/python -m tools.benchmarks --check
 	$(BIN)/python -m tools.fleet_simulator --check
 	$(BIN)/python -m tools.head_curves --check
+	$(BIN)/python -m tools.deadline_curves --check
 	$(BIN)/python -m tools.figures --check
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.living_tree --check
@@ -52,6 +53,7 @@ tables: $(READY)  ## write the generated tables and figures again
 	$(BIN)/python -m tools.benchmarks
 	$(BIN)/python -m tools.fleet_simulator
 	$(BIN)/python -m tools.head_curves
+	$(BIN)/python -m tools.deadline_curves
 	$(BIN)/python -m tools.figures
 	$(BIN)/python -m tools.reference
 

@@ -118,9 +118,6 @@ CONTROLLERS = (
     ),
     Ablation("smartspec", "up to 3.2 times lower latency", ON_GPU, controlled("smartspec"), FIVE),
     Ablation(
-        "specserve", "up to 66 % over constant lengths", ON_GPU, controlled("specserve"), FIVE
-    ),
-    Ablation(
         "heuristic",
         "faster than a constant length",
         ON_GPU,
@@ -311,6 +308,7 @@ ELSEWHERE = {
     "ppsd": "a pipeline of stages",
     "predictive": "a pipeline of stages",
     "spin": "a drafter for each of many requests",
+    "specserve": "a deadline for many requests: docs/benchmarks.md",
     "cas-spec": "variants of a large target; see docs/families/cascades.md",
     "triforce": "long texts: docs/benchmarks.md",
     "sparse-kv": "long texts: docs/benchmarks.md",

@@ -57,7 +57,7 @@ RANGES: dict[str, dict[str, tuple[float, float]]] = {
         "bonus": (0.1, 10),
         **dict.fromkeys(("most", "batch", "probe"), (1, math.inf)),
     },
-    "controller.specserve": {"deadline": (1e-6, 3600), "start": (0, 1)},
+    "controller.specserve": {"deadline": (1e-6, 3600), "slack": (0, 1)},
     "drafter.draft-on-the-fly": {
         "similarity": (-1, 1),
         "share": (0, 1),

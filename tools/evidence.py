@@ -16,6 +16,8 @@ DIRECTIONS = "directions.json"
 LONG = "long-context.json"
 GPU_TEMPERATURE = "gpu-temperature.json"
 OWN_MODEL = "own-model.json"
+DEADLINE = "deadline.json"
+OVERLAP = "overlap.json"
 TREES = {
     "two": "2 children",
     "four": "4 children",
@@ -342,3 +344,76 @@ def own_model_section(record: Record) -> Iterator[str]:
         f"threads, commit {record['commit']}. File: [{OWN_MODEL}](../{RESULTS}/{OWN_MODEL})."
     )
     yield titled("Models without a head", text, own_model_table(record), record, OWN_MODEL)
+
+
+# ------------------------------------------------------------------------- deadline and overlap
+def deadline_section(record: Record) -> Iterator[str]:
+    """Arrivals that double, for the page of benchmarks."""
+    bound = record["deadline_ms"]
+    runs = ["plain", "auto", "specserve"]
+    rows = []
+    for phase in sorted({row["phase"] for row in record["rows"]}):
+        mine = [row for row in record["rows"] if row["phase"] == phase]
+        cells = {name: [row for row in mine if row["run"] == name] for name in runs}
+        rates = {name: mean_of(cells[name], "tokens_per_second") for name in runs}
+        rows.append(
+            [
+                f"{mine[0]['arrivals_per_second']:g}",
+                *(span_of(cells[name], "per_token_p99_ms", bound) for name in runs),
+                *(f"{rates[name]:.0f}" for name in runs),
+                f"{rates['specserve'] / rates['auto']:.2f}",
+            ]
+        )
+    text = (
+        f"A deadline of {bound:g} ms per token while arrivals double every "
+        f"{record['phase_seconds']:g} seconds: requests of {record['tokens']} tokens, greedy, "
+        "recipes in turns with the same arrivals. For each recipe the 99th percentile over the "
+        "requests that ended in a phase of their ms per token after the first, of each repeat, "
+        f"**bold** where it misses the deadline, and tokens per second while there was something "
+        f"to decode. {place(record)}. File: [{DEADLINE}](../{RESULTS}/{DEADLINE}).\n\n"
+        "![time per token and tokens per second by arrivals](pictures/deadline.svg)"
+    )
+    heads = [
+        "arrivals / s",
+        *(f"`{name}`, ms / token" for name in runs),
+        *(f"`{name}`, tokens / s" for name in runs),
+        "`specserve` over `auto`",
+    ]
+    yield titled("A deadline per token", text, markdown(heads, rows), record, DEADLINE)
+
+
+def mean_of(rows: Sequence[Record], key: str) -> float:
+    """The mean over repeats."""
+    return float(sum(row[key] for row in rows) / len(rows))
+
+
+def span_of(rows: Sequence[Record], key: str, bound: float) -> str:
+    """The values of all repeats; bold above the bound."""
+    return ", ".join(
+        f"**{row[key]:.0f}**" if row[key] >= bound else f"{row[key]:.0f}" for row in rows
+    )
+
+
+def overlap_section(record: Record) -> Iterator[str]:
+    """Drafts beside the target's pass, for the page of benchmarks."""
+    rows = [
+        [
+            f"{row['draft_pass_over_target_pass']:.2f}",
+            f"`{row['way']}`",
+            f"{row['over_chain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            f"{row['tokens_per_pass']:.2f}",
+            f"{row['waste']:.0%}",
+            f"{row['same_text']}/{record['prompts']}",
+        ]
+        for row in record["rows"]
+    ]
+    text = (
+        f"A draft model in a thread beside the target's pass, one thread each: seconds per token "
+        f"over those of the same chain of {record['length']} tokens drafted first, mean and 95 % "
+        f"interval over {record['prompts']} prompts of {record['tokens']} tokens, in turns. The "
+        f"target has {record['layers']} random layers of width {record['width']}, the draft model "
+        "is its first layers; `pearl, measured` is the recipe, which rests where overlap does not "
+        f"pay. {place(record)}. File: [{OVERLAP}](../{RESULTS}/{OVERLAP})."
+    )
+    heads = ["draft pass / pass", "way", "over the chain", "tokens / pass", "waste", "same text"]
+    yield titled("Drafting beside the pass", text, markdown(heads, rows), record, OVERLAP)

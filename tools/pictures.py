@@ -7,7 +7,8 @@ python -m tools.pictures --new            draw below marks that have no pictures
 A page names recipes in a mark, `<!-- trees: pld, suffix -->`; the pictures go below it, up to the
 closing mark. One prompt is decoded greedily with each recipe. A round that would go beyond the
 place is cut short there, so that every lossless recipe has a tree whose root is the same token.
-Some recipes choose by time: another machine may draw others.
+Some recipes choose by time: another machine may draw others. Recipes with a drafter elsewhere, on
+docs/remote.md, ask a draft server of lookups in this process.
 """
 
 import os
@@ -27,6 +28,9 @@ from sapwood.core.types import Outcome, Verdict
 from sapwood.engine.input_processor import read_prompt
 from sapwood.engine.loop import Engine
 from sapwood.engine.request_decoder import RequestDecoder
+from sapwood.recipe import parse
+from sapwood.remote.draft_server import DraftService
+from sapwood.remote.message_server import MessageServer
 from sapwood.tokenizer.tokenizer import Tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,6 +42,9 @@ BEYOND = 64  # further tokens that a tree may propose
 MOST = 6  # pictures of a page
 SCALE = 0.6  # their size on it
 HALF = 400  # pixels of half a page
+REMOTE = "remote"  # the page about drafters elsewhere
+PORT = 8765  # of their draft server
+LOOKUP = "suffix + best(stride=8, estimator=raw) + match + fixed(nodes=32, depth=16, width=4)"
 # drawn of a tree: the likeliest nodes, and all that were accepted
 NODES = 16
 DEPTH = 12
@@ -114,11 +121,14 @@ def main(names: Sequence[str]) -> int:
     """Draw the trees of these pages, or of all."""
     pattern = blocks("trees", drawn=False) if "--new" in names else BLOCK
     named = [name for name in names if name != "--new"]
-    pages = [DOCS / "families" / f"{name}.md" for name in named] or sorted(
-        (DOCS / "families").glob("*.md")
-    )
+    pages = [page_of(name) for name in named] or [
+        *sorted((DOCS / "families").glob("*.md")),
+        page_of(REMOTE),
+    ]
     (DOCS / "pictures").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as cache:  # without anything measured before
+    server = MessageServer("127.0.0.1", PORT, DraftService(parse(LOOKUP)))
+    # without anything measured before
+    with tempfile.TemporaryDirectory() as cache, server.running():
         os.environ["SAPWOOD_CACHE"] = cache
         llm = LLM(MODEL, "plain")
         assert llm.text is not None
@@ -133,8 +143,16 @@ def main(names: Sequence[str]) -> int:
                     sys.stderr.write(f"{page.stem}: {recipe}, {rounds[recipe].caption(plain)}\n")
                 except SapwoodError as error:
                     sys.stderr.write(f"{page.stem}: {recipe} is left out: {error}\n")
-            page.write_text(filled(page.read_text(), rounds, plain, llm.text, pattern))
+            made = filled(page.read_text(), rounds, plain, llm.text, pattern)
+            page.write_text(
+                made if page.parent != DOCS else made.replace("../pictures", "pictures")
+            )
     return 0
+
+
+def page_of(name: str) -> Path:
+    """A page of families, or the one about drafters elsewhere."""
+    return DOCS / f"{name}.md" if name == REMOTE else DOCS / "families" / f"{name}.md"
 
 
 def play(engine: Engine, text: Tokenizer, asked: str = PROMPT) -> Round:
@@ -173,6 +191,7 @@ def filled(
         shown, notes = choose(mine)
         cells = [cell(name, mine[name].drawn(text), mine[name].caption(plain)) for name in shown]
         place = " / ".join(text.show(plain.text).split("\n")[-2:])
+        place = "random bytes" if "\ufffd" in place else place
         sentence = f"One round of each after *{place}*, {about}"
         words = " ".join([sentence, *notes])
         return f"{match['mark']}{grid(cells)}\n{words}\n<!-- /trees -->\n"

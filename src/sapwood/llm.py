@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -140,7 +141,7 @@ class LLM:
         if not self.profile.measured and recipe.controller.priced:
             self.profile.measure(self.target, self.progress, quick=True)
 
-    def bind(self, recipe: Recipe) -> Engine:
+    def bind(self, recipe: Recipe, now: Callable[[], float] = time.perf_counter) -> Engine:
         """A further engine for this recipe: weights are shared, the state of its parts is not."""
         encode = no_tokenizer if self.text is None else partial(self.text.encode, whole=False)
         return Engine(
@@ -148,6 +149,7 @@ class LLM:
             recipe,
             self.profile.curve,
             self._draft_model,
+            now,
             encode=encode,
             words=self._tokenizer_of,
         )

@@ -10,7 +10,7 @@ from sapwood.backends.toy import ToyBackend
 from sapwood.core.tree import Tree
 from sapwood.core.types import Outcome, Verdict
 from sapwood.engine.loop import Engine
-from sapwood.recipes import resolve
+from sapwood.recipes import RECIPES, resolve
 
 TARGET: Any = ToyBackend(vocab=5, context=400)
 SCORES: Any = None
@@ -133,6 +133,24 @@ def test_a_page_is_filled_between_its_marks_and_again(
         "suffix.svg",
     ]
     assert (tmp_path / "pictures" / "pld.svg").read_text().startswith("<svg")
+
+
+DOCS = pictures.DOCS
+KINDS = ("trees", "head trees", "module trees")
+
+
+def test_every_recipe_is_drawn_on_a_page() -> None:
+    pages = [path.read_text() for path in [*(DOCS / "families").glob("*.md"), DOCS / "remote.md"]]
+    found = {
+        name
+        for page in pages
+        for kind in KINDS
+        for name in pictures.wanted(page, pictures.blocks(kind))
+    }
+    assert found >= RECIPES.keys() - {"plain"}, "a recipe has no picture: name it in a mark"
+    for page in pages:
+        for kind in KINDS:
+            assert not pictures.wanted(page, pictures.blocks(kind, drawn=False))
 
 
 def test_marks_without_pictures_can_be_drawn_alone() -> None:

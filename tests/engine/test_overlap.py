@@ -8,12 +8,13 @@ import pytest
 from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.overlap import TRIAL, DraftWay, OverlapGauge
-from sapwood.core.protocols import Frontier, Policy, TreeInput
+from sapwood.core.protocols import Frontier, Policy, TargetOutput, TreeInput
 from sapwood.core.rng import KeyedRng, Rng
 from sapwood.core.sampling import Sampling
 from sapwood.core.target_probs import PathProbs
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Draw, Outcome, Verdict
+from sapwood.drafters.compose import draft_model as draft_model_module
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.engine import overlap as overlap_module
@@ -112,6 +113,51 @@ def test_the_law_is_exact_over_several_rounds(
     monkeypatch.setattr(PassEnds, "over", over)
     made = recipe(policy, nodes=1)
     assert law_error(made, ToyBackend("a"), rounds=4, horizon=3) <= 1e-12
+
+
+class RowCounter(ToyBackend):
+    """A toy that counts the rows that it scores."""
+
+    rows = 0
+
+    def score(self, work: Sequence[TreeInput], chunks: Sequence[Any] = ()) -> list[TargetOutput]:
+        self.rows += sum(len(job.tree) - job.since for job in work)
+        return super().score(work, chunks)
+
+
+@pytest.mark.usefixtures("slow_pass")
+@pytest.mark.parametrize("draft", ["a", "draft"])
+def test_what_was_drafted_ahead_is_not_scored_again(
+    draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays(monkeypatch)
+    counter = RowCounter(draft)
+    sampling = Sampling(max_tokens=60)
+    rounds = outcomes(recipe(Pearl(), counter), sampling)
+    text = [token for outcome in rounds for token in outcome.tokens]
+    if draft == "a":  # the draft is always right: no row but those of the text and the last draft
+        assert all(outcome.verdict.accepted == len(outcome.tree) - 1 for outcome in rounds)
+        assert counter.rows <= len(text) + 8
+    else:  # a wrong token is scored, and those behind it; the text once
+        in_vain = sum(outcome.discarded + len(outcome.tree) for outcome in rounds)
+        assert counter.rows <= len(text) + in_vain
+
+
+@pytest.mark.usefixtures("slow_pass")
+@each_policy
+def test_a_kept_draft_is_what_a_new_one_would_be(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays(monkeypatch)
+    sampling = Sampling(max_tokens=60)
+
+    def drafts() -> list[list[int]]:
+        rounds = outcomes(recipe(policy), sampling)
+        return [outcome.tree.tokens.tolist() for outcome in rounds]
+
+    kept = drafts()
+    monkeypatch.setattr(draft_model_module, "KEPT", 0)
+    assert drafts() == kept
 
 
 def stays(patch: pytest.MonkeyPatch) -> None:

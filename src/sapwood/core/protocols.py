@@ -5,6 +5,7 @@ parents; masks, positions and sequence ids are made by the backend. A scheduler 
 opens sessions by Backend.start and prefills them in chunks, in the passes of other requests.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -303,6 +304,7 @@ class EngineContext:
     words: Callable[[str], TokenizerLike] = no_words
     # digests of the trained heads that the recipe's drafter uses, by kind; set once it is bound
     heads: Mapping[str, str] = field(default_factory=dict)
+    now: Callable[[], float] = time.perf_counter  # seconds; the engine's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class Tree:
         self.proposals: dict[tuple[int, int], FloatArray] = {}
         # True: drafters store q in `proposals` for chosen children too
         self.keeps_probs = False
+        # True for a lookahead: the part behind the emitted text is the next round's tree
+        self.ahead = False
         # expanded node -> hidden state of a trained drafter there, [width]
         self.states: dict[int, Any] = {}
         # (parent, token) -> the chosen child with this token

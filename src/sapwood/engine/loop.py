@@ -46,7 +46,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.recipe = self.recipe.bind(
-            EngineContext(self.target, self.cost, self.load, self.encode, self.words)
+            EngineContext(self.target, self.cost, self.load, self.encode, self.words, now=self.now)
         )
         prepare_device(self.recipe)
 

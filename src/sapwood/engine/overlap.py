@@ -102,6 +102,7 @@ class OverlapDecoder(RequestDecoder):
             return self._alone(draft=False)
         tree = self.lookahead or Tree(self.root)
         tree.keeps_probs = self.policy.reads_probs
+        tree.ahead = True
         sent = self.plan.sent(tree, self.budget)
         if not sent and self.plan.first:
             depth = min(self.plan.first, self.budget.depth)

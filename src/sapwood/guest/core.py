@@ -130,7 +130,7 @@ class Guest:
         self.watch = watch
         made = resolve(recipe or RECIPE)
         check_recipe(made, info)
-        context = EngineContext(DetachedTarget(info), self.cost, no_loader)
+        context = EngineContext(DetachedTarget(info), self.cost, no_loader, now=now)
         self.recipe = made.bind(context)
         self.stats = list(stats_of(self.recipe.controller))  # type: ignore[arg-type]
         self.priced = prices(self.recipe.controller)

@@ -70,10 +70,10 @@ ENTRIES = (
         "specserve",
         "SpecServe, AdaSpec",
         "2503.05096",
-        "auto-draft-model(draws=iid) + chain + speculative + specserve",
+        "merge + best(stride=8) + match + specserve(width=6)",
         fidelity=SIMPLIFIED,
-        note="Lengths come from the acceptance rate instead of single confidences, and nothing is "
-        "trimmed after it was drawn.",
+        note="Trees of `auto` instead of chains of a draft model; nothing is trimmed after it was "
+        "drawn.",
     ),
     NamedRecipe(
         "spin",

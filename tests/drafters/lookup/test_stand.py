@@ -8,6 +8,7 @@ from sapwood.controllers.fixed import Fixed
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Draw
+from sapwood.drafters.lookup import stand as stand_module
 from sapwood.drafters.lookup.stand import Stand
 from sapwood.engine.loop import Engine
 from sapwood.policies.static import Static
@@ -15,6 +16,7 @@ from sapwood.recipe import Recipe
 from sapwood.testing import law_error
 from sapwood.verifiers.mixed import Mixed
 from sapwood.verifiers.rrs import Rrs
+from tests.helpers.head_checks import misstated
 
 TREE = Static(shape=[2, 1])
 SMALL = Fixed(nodes=4, depth=2, width=2)
@@ -64,6 +66,15 @@ def test_what_is_learned_keeps_the_law(draws: Draw, verifier: Rrs | Mixed) -> No
         Stand(draws=draws), Static(shape=[2]), verifier, Fixed(nodes=2, depth=1, width=2)
     )
     assert law_error(recipe, ToyBackend("a"), prompt=(0, 1, 0), rounds=3, horizon=3) <= 1e-12
+
+
+def test_a_table_that_states_other_probs_than_it_draws_from_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stand_module, "propose", misstated)
+    small = Fixed(nodes=2, depth=1, width=2)
+    recipe = Recipe(Stand(draws=Draw.SWOR), Static(shape=[2]), Rrs(), small)
+    assert law_error(recipe, ToyBackend("a"), prompt=(0, 1, 0), rounds=3, horizon=3) > 1e-3
 
 
 def test_a_table_that_knows_the_target_is_accepted_like_its_own_draws() -> None:

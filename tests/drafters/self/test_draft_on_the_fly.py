@@ -6,11 +6,15 @@ import pytest
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
+from sapwood.core.types import Draw
+from sapwood.drafters.compose import draft_model
 from sapwood.drafters.self.draft_on_the_fly import DraftOnTheFly, least_needed, similarities
 from sapwood.engine.loop import Engine
 from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
 from sapwood.verifiers.match import Match
+from sapwood.verifiers.speculative import Speculative
+from tests.helpers.head_checks import law_off, misstated
 from tests.helpers.self_draft_targets import PLAIN, TEXT, each_target, target
 
 
@@ -56,3 +60,16 @@ def test_the_set_follows_the_text() -> None:
     assert bound.record.skip == (2, 4)  # both inner layers
     assert bound.record.alike is not None
     assert len(bound.record.alike) == 4
+
+
+def test_the_law_is_the_targets() -> None:
+    drafter = DraftOnTheFly(similarity=-1.0, share=1.0, every=1, draws=Draw.IID)
+    assert law_off(drafter, Chain(), Speculative(), 1) <= 1e-12
+
+
+def test_a_draft_that_states_other_probs_than_it_draws_from_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_model, "propose", misstated)
+    drafter = DraftOnTheFly(similarity=-1.0, share=1.0, every=1, draws=Draw.IID)
+    assert law_off(drafter, Chain(), Speculative(), 1) > 1e-3

@@ -3,6 +3,8 @@
 The draft model scores the nodes of a frontier in a tree of its own (the scratch tree), level by
 level, so that it can expand nodes of other drafters and scores no node that is not expanded. Tokens
 that are not in its KV cache yet, such as its own last draft, are a chain above the scratch tree.
+Where the draft runs beside the target's pass and the emitted text lies in the scratch tree with its
+last token, the scratch tree is kept for the next round: what was scored ahead stays so.
 """
 
 from collections.abc import Sequence
@@ -23,12 +25,13 @@ from sapwood.core.protocols import (
 )
 from sapwood.core.rng import Rng
 from sapwood.core.sampling import draft_probs
-from sapwood.core.tree import Tree
+from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import BackendInfo, Draw, Outcome
 from sapwood.drafters.propose import kind, propose, ranks_do
 from sapwood.errors import SapwoodError
 
 CATCH_UP = 64  # unread tokens that are committed at once rather than carried in the scratch tree
+KEPT = 32  # most nodes of a scratch tree that is kept for the next round
 
 
 @dataclass
@@ -63,12 +66,21 @@ class DraftModel(Part):
         # emitted, not committed here; the last is the root
         self.unread_ = list(request.prompt[-1 if fits else 0 :])
         self.sampler_ = request.sampler
+        self._drop_scratch()
+
+    def _drop_scratch(self) -> None:
+        """Begin without a scratch tree."""
         self.scratch_: Tree | None = None
+        self.keeps_ = False  # the scratch tree may be kept for the next round
+        self.carried_ = False  # it was
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Score the frontier in one pass and propose children of each of its nodes."""
         if self.scratch_ is None and self._room(len(self.unread_)):
             self._begin(tree)
+        elif self.carried_ and not (tree.ahead and tree.expanded[ROOT]):
+            self._restart(tree)  # the root's output is gone
+        self.carried_ = False
         frontier = [
             (node, width)
             for node, width in frontier
@@ -77,6 +89,10 @@ class DraftModel(Part):
         if not frontier:
             return
         rows = [self._place(tree, node) for node, _ in frontier]
+        self.keeps_ = tree.ahead
+        if self.keeps_ and min(rows) < self.scored_:  # in a round before
+            self._restart(tree)
+            rows = [self._place(tree, node) for node, _ in frontier]
         scores = self._score()
         draws = kind(self.draws, self.sampler_)
         wide = max(width for _, width in frontier)
@@ -108,14 +124,26 @@ class DraftModel(Part):
         self.scratch_ = chain(self.unread_)
         # node of the round's tree -> node of the scratch tree
         self.inner_ = {0: len(self.scratch_) - 1}
+        self.path_ = list(range(len(self.scratch_)))  # the unread tokens in the scratch tree
         self.since_ = self.scored_ = 0
+
+    def _restart(self, tree: Tree) -> None:
+        """Commit the text but its root, and begin another scratch tree."""
+        if len(self.path_) > 1:
+            self.session_.commit(self.path_[:-1])
+            self.unread_ = self.unread_[-1:]
+        self._begin(tree)
 
     def _place(self, tree: Tree, node: int) -> int:
         """The node's twin in the scratch tree, added with its ancestors if new."""
         if node not in self.inner_:
             assert self.scratch_ is not None
             parent = self._place(tree, int(tree.parents[node]))
-            self.inner_[node] = self.scratch_.add(parent, int(tree.tokens[node]), 1.0, sampled=True)
+            token = int(tree.tokens[node])
+            twin = self.scratch_.child(parent, token) if tree.ahead else None
+            if twin is None:
+                twin = self.scratch_.add(parent, token, 1.0, sampled=True)
+            self.inner_[node] = twin
         return self.inner_[node]
 
     def _score(self) -> TargetOutput:
@@ -137,12 +165,20 @@ class DraftModel(Part):
         if self.scratch_ is None:
             self.unread_ += emitted
             return
-        path = list(range(len(self.unread_)))
-        for token in emitted[:-1]:
+        path = self.path_
+        whole = len(path) + len(emitted)
+        keeps = self.keeps_ and len(self.scratch_) <= KEPT
+        for token in emitted if keeps else emitted[:-1]:
             child = self.scratch_.child(path[-1], token)
             if child is None or child >= self.scored_:
                 break
             path.append(child)
+        if len(path) == whole:
+            self.unread_ += emitted
+            self.inner_ = {0: path[-1]}
+            self.carried_ = True
+            self.root_position_ += len(emitted)
+            return
         self.session_.commit(path)
         self.unread_ = emitted[len(path) - len(self.unread_) :]
         self.scratch_ = None

@@ -61,7 +61,7 @@ class MtpRows(DraftModel):
         """Take the prompt's final states; the module runs over them at its first draft."""
         self.sampler_ = request.sampler
         self.session_ = self.runner.open([])
-        self.scratch_ = None
+        self._drop_scratch()
         count = min(self.window, len(request.prompt) - 1)
         read = request.session.prefill_output(count)
         # tokens whose rows are to be made, and the target's states before them

@@ -33,7 +33,7 @@ class SelfDraftModel(DraftModel):
         self.session_ = found
         self.sampler_ = request.sampler
         self.unread_ = [request.prompt[-1]]
-        self.scratch_ = None
+        self._drop_scratch()
 
     def observe(self, outcome: Outcome) -> None:
         """Start again at the new root; a session of its own commits the accepted path."""
