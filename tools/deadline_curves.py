@@ -69,7 +69,7 @@ def panel(rows: Sequence[Row], key: str, title: str, left: int, bound: float | N
     floor = HEIGHT - BOTTOM
 
     def y(value: float) -> float:
-        return floor - (math.log(value) - low) / (high - low) * (floor - TOP - 10)
+        return floor - float(math.log(value) - low) / (high - low) * (floor - TOP - 10)
 
     def x(phase: int) -> float:
         return left + 14 + phase / max(phases[-1], 1) * (PANEL - 28)

@@ -201,7 +201,8 @@ def filled(page: str, made: Mapping[str, tuple[str, float]], seconds: float) -> 
             picture, rate = made[name]
             (DOCS / "pictures" / f"{name}-timeline.svg").write_text(picture)
             image = f'<img src="../pictures/{name}-timeline.svg" alt="timeline of {name}">'
-            cells.append(f"`{name}`, {rate:.0f} tokens per second here:\n\n{image}\n")
+            speed = f", {rate:.0f} tokens per second here" if rate else ""
+            cells.append(f"`{name}`{speed}:\n\n{image}\n")
         about = (
             f"{1000 * seconds:.0f} ms of each, greedy, a target of {LAYERS} random int8 layers and "
             f"its first {DRAFT_LAYERS} as draft model, a thread each; `python -m tools.timelines` "
