@@ -52,8 +52,9 @@ def file(folder: Path, kind: str) -> Path:
 
 
 @cache
-def backend(folder: Path, kind: str) -> Any:
-    return loading.load(str(file(folder, kind)), threads=2, progress=lambda _: None)[0]
+def backend(folder: Path, kind: str, threads: int = 1) -> Any:
+    # two threads wait for each other in a loop: ten times as long where another process runs tests
+    return loading.load(str(file(folder, kind)), threads=threads, progress=lambda _: None)[0]
 
 
 # -------------------------------------------------------------------------- trees as sequences
@@ -228,6 +229,13 @@ def test_quantised_weights_score_to_the_last_bit(
     check(
         backend(folder, kind), np.random.default_rng(1), 1e-6
     )  # what `topk` and a sum in float64 differ by
+
+
+@needs_library
+@needs_kernels
+def test_two_threads_score_to_the_last_bit(folder: Path) -> None:
+    check = backend_contract.chain_equals_steps
+    check(backend(folder, "Q8_0", threads=2), np.random.default_rng(1), 1e-6)
 
 
 @needs_library
