@@ -209,8 +209,9 @@ def summary(record: PairedRecord) -> dict[str, dict[str, Any]]:
             "of all tokens": round(sum(plain) / sum(row.auto for row in rows), 4),
             "plain against itself": round(float(np.median(repeat)), 4),
             "plain tokens / s": round(len(rows) / sum(plain), 2),
-            "tokens / pass": round(float(np.mean([row.tokens_per_pass for row in rows])), 3),
-            "nodes / pass": round(float(np.mean([row.nodes_per_pass for row in rows])), 3),
+            "tokens / pass": round(float(np.mean([row.tokens_per_pass for row in rows])), 3)
+            or None,
+            "nodes / pass": round(float(np.mean([row.nodes_per_pass for row in rows])), 3) or None,
             "shares": [
                 round(sum(getattr(row, part) for row in rows) / sum(plain), 4) for part in PARTS
             ],
