@@ -28,6 +28,7 @@ from paired_record import PairedRecord, draws, estimate, until
 
 from sapwood.bench import provenance
 from sapwood.bench.batched import decode_together
+from sapwood.bench.measure import BenchRun
 from sapwood.bench.suites import BenchPrompt, digest, gather
 from sapwood.common.drafter_store import HIDE, has
 from sapwood.core.sampling import Sampling
@@ -39,6 +40,7 @@ from sapwood.llm import LLM
 FROM_FILE = {"chat": "mt_bench", "qa": "qa", "translation": "translation"}
 FROM_FILE |= {"math": "math_reasoning", "rag": "rag"}
 BUILT_IN = ("random", "copy", "edit")
+AT_ONCE = " at once, "
 LEVELS = (4, 16)  # requests at once
 BATCHED = 48  # prompts that are decoded at once, in batches of each level
 BATCH_TOKENS = 64
@@ -58,7 +60,8 @@ class Timed(NamedTuple):
     draft: float = 0.0
     verify: float = 0.0
     other: float = 0.0
-    tokens_per_pass: float = 0.0
+    tokens_per_pass: float = 0.0  # of one request
+    nodes_per_pass: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -88,27 +91,34 @@ def one(plain: LLM, auto: LLM, prompt: list[int], tokens: int) -> Timed:
         verify=stats.verify_s / stats.tokens,
         other=stats.other_s / stats.tokens,
         tokens_per_pass=stats.tokens_per_pass,
+        nodes_per_pass=stats.drafted / stats.passes,
     )
 
 
 def several(plain: Engine, auto: Engine, prompts: Sequence[list[int]]) -> Timed:
     """Decode prompts at once."""
-    before, auto_part, after = (
-        shared(engine, prompts, Sampling(max_tokens=BATCH_TOKENS))
-        for engine in (plain, auto, plain)
+    before, made, after = (shared(engine, prompts) for engine in (plain, auto, plain))
+    tokens = sum(run.length for run in made)
+    return Timed(
+        pace(before),
+        pace(made),
+        pace(after),
+        draft=sum(run.draft for run in made) / tokens,
+        verify=sum(run.verify for run in made) / tokens,
+        other=sum(run.other for run in made) / tokens,
+        tokens_per_pass=tokens / sum(run.passes for run in made),
+        nodes_per_pass=sum(run.nodes for run in made) / sum(run.passes for run in made),
     )
-    draft, verify, other = auto_part
-    return Timed(sum(before), sum(auto_part), sum(after), draft=draft, verify=verify, other=other)
 
 
-def shared(
-    engine: Engine, prompts: Sequence[list[int]], sampling: Sampling
-) -> tuple[float, float, float]:
-    """Seconds per token of drafting, of passes and of the rest, of prompts at once."""
-    runs = decode_together(engine, prompts, sampling, measured=True)
-    tokens = sum(run.length for run in runs)
-    draft, verify, other = (sum(getattr(run, part) for run in runs) / tokens for part in PARTS)
-    return draft, verify, other
+def shared(engine: Engine, prompts: Sequence[list[int]]) -> list[BenchRun]:
+    """Runs of prompts that are decoded at once."""
+    return decode_together(engine, prompts, Sampling(max_tokens=BATCH_TOKENS), measured=True)
+
+
+def pace(runs: Sequence[BenchRun]) -> float:
+    """Seconds per token of runs that shared their passes."""
+    return sum(run.seconds for run in runs) / sum(run.length for run in runs)
 
 
 def prompts_of(suite: str, group: str, limit: int) -> list[BenchPrompt]:
@@ -166,7 +176,7 @@ def measure(
         kind = "with its head" if heads else "no head"
         todo = []
         for level in (*([1] if heads else []), *LEVELS):
-            thing = f"{args.name}: {level} at once, {kind}"
+            thing = f"{args.name}: {level}{AT_ONCE}{kind}"
             batches = [spread[at : at + level] for at in range(0, len(spread), level)]
             done = record.values.get(thing, {})
             todo += [
@@ -199,7 +209,9 @@ def summary(record: PairedRecord) -> dict[str, dict[str, Any]]:
             "of all tokens": round(sum(plain) / sum(row.auto for row in rows), 4),
             "plain against itself": round(float(np.median(repeat)), 4),
             "plain tokens / s": round(len(rows) / sum(plain), 2),
-            "tokens / pass": round(float(np.mean([row.tokens_per_pass for row in rows])), 3),
+            "tokens / pass": round(float(np.mean([row.tokens_per_pass for row in rows])), 3)
+            or None,
+            "nodes / pass": round(float(np.mean([row.nodes_per_pass for row in rows])), 3) or None,
             "shares": [
                 round(sum(getattr(row, part) for row in rows) / sum(plain), 4) for part in PARTS
             ],
@@ -209,8 +221,12 @@ def summary(record: PairedRecord) -> dict[str, dict[str, Any]]:
 
 def prediction(record: PairedRecord) -> dict[str, Any]:
     """How far printed speedups are from the measured ones."""
-    rows = [Timed(*row) for values in record.values.values() for row in values.values()]
-    alone = [row for row in rows if row.tokens_per_pass]
+    alone = [
+        Timed(*row)
+        for thing, values in record.values.items()
+        if AT_ONCE not in thing
+        for row in values.values()
+    ]
     errors = [row.predicted / row.ratio - 1 for row in alone if row.predicted != UNKNOWN]
     return {
         "prompts": len(alone),

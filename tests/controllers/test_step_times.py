@@ -82,6 +82,25 @@ def test_steps_of_other_recipes_are_not_counted() -> None:
     found = stats()
     found.rested = True
     found.settle_step(8, 16, 12, 1.0)  # others drafted while this one rested
-    found.rested = False
-    found.settle_step(8, 8, 0, 1.0)  # no tree was worth its price
     assert found.step_times == StepTimes()
+
+
+def test_drafts_that_are_not_worth_sending_are_tries_too() -> None:
+    found = stats()
+    rest_and_time(found, 8, 0.8)
+    found.rest = 0
+    found.rested = False
+    for _ in range(SOON + 1):
+        assert found.rest == 0
+        found.settle_step(8, 8, 0, 1.0)  # no tree, and a quarter longer
+    assert found.rest > 0
+
+
+def test_rounds_without_drafts_that_take_no_longer_do_not_rest() -> None:
+    found = stats()
+    rest_and_time(found, 8, 0.8)
+    found.rest = 0
+    found.rested = False
+    for _ in range(4 * SOON):
+        found.settle_step(8, 8, 0, 0.8)
+    assert found.rest == 0

@@ -59,7 +59,7 @@ class RoundShare:
 
 @dataclass
 class StepTimes:
-    """Seconds per token of whole steps, with and without trees, by the number of requests.
+    """Seconds per token of whole steps, with and without drafts, by the number of requests.
 
     Predictions cover passes and drafts. The host's work on trees shows in whole steps alone.
     """
@@ -221,14 +221,18 @@ class ThroughputStats:
         self.rest -= 1
 
     def settle_step(self, requests: int, tokens: int, nodes: int, seconds: float) -> None:
-        """Count a whole step of requests that shared a pass; rest if trees make steps slower."""
+        """Count a whole step of requests that shared a pass; rest if drafting makes steps slower.
+
+        A step whose drafts were not worth their price counts too: it has cost their seconds.
+        """
         times = self.step_times
-        if self.rested == (nodes > 0):  # another recipe drafted, or no tree was worth its price
+        drafts = not self.rested
+        if self.rested and nodes:  # another recipe drafted
             return
-        times.add(requests, tokens, seconds, drafted=nodes > 0)
-        if self.rest or self.slack >= 1 or not nodes:
+        times.add(requests, tokens, seconds, drafted=drafts)
+        if self.rest or self.slack >= 1 or not drafts:
             return
-        if not times.plain_seconds(requests):  # time some steps without trees first
+        if not times.plain_seconds(requests):  # time some steps without drafts first
             self._rest(self.first_pause)
         elif times.tried >= SOON and times.slower(requests, self.slack):
             self._rest(max(self.pause, times.rest_rounds(requests)))
