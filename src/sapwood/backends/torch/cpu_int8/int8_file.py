@@ -39,7 +39,7 @@ Arrays = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class StoredNetwork:
-    """What a file holds of a network."""
+    """A network as its file holds it."""
 
     net: LlamaModel  # its embedding and its head are shapes without memory
     layers: list[PackedLayer]
