@@ -15,12 +15,12 @@ from sapwood.bench.suites import (
     digest,
     gather,
     groups,
+    interleave,
     open_suite,
     read_content,
     read_later,
     shortened,
     spread,
-    weave,
 )
 from sapwood.core.types import BackendInfo
 from sapwood.errors import SapwoodError
@@ -62,8 +62,8 @@ def test_every_beginning_is_as_even_as_can_be(made: list[tuple[str, str]], count
 
 def test_weaving_takes_from_each_in_turn() -> None:
     one, two = [prompt("a"), prompt("b"), prompt("c")], [prompt("x")]
-    assert [each.name for each in weave([one, two])] == ["a", "x", "b", "c"]
-    assert list(weave([])) == []
+    assert [each.name for each in interleave([one, two])] == ["a", "x", "b", "c"]
+    assert list(interleave([])) == []
 
 
 def test_groups_come_in_the_order_of_their_words() -> None:

@@ -16,8 +16,8 @@ from sapwood.bench.ties import (
     TRIED,
     explain,
     first_difference,
+    largest_logit_change,
     logits_after,
-    movement,
     noisy,
     slack_of,
 )
@@ -150,7 +150,7 @@ def test_rounding_of_other_formats_is_measured_on_the_text(length: int) -> None:
     target: Any = Rounding(vocab=6, context=80)
     text = [at % 6 for at in range(length)]
     moved = 0.25 if length > 1 else 0.0
-    assert movement(target, text) == pytest.approx(moved)
+    assert largest_logit_change(target, text) == pytest.approx(moved)
     assert slack_of(target, text) == pytest.approx(2 * moved)
 
 
@@ -169,4 +169,4 @@ def test_a_gap_within_the_measured_rounding_is_a_tie() -> None:
 
 def test_passes_of_any_size_agree_on_an_exact_target() -> None:
     exact: Any = Rounding(vocab=6, context=80, moves=0.0)
-    assert movement(exact, [0, 1, 2, 3, 4]) == 0.0
+    assert largest_logit_change(exact, [0, 1, 2, 3, 4]) == 0.0

@@ -225,7 +225,7 @@ def test_an_exit_that_reads_another_rows_state_would_be_noticed() -> None:
     tree = Tree(5)
     tree.extend(ROOT, [7, 9], [0.5, 0.4])
     session = backend.open(TEXT[:9])
-    entered = backend.enter(TreeInput(session, tree), 1)
+    entered = backend.layer_input(TreeInput(session, tree), 1)
     stages = backend.stages(session, 3, 1)
     assert isinstance(stages, TorchStages)
     run = stages.begin(tree, 0)

@@ -73,7 +73,7 @@ def test_compiled_cpu_code() -> None:
     able: Capabilities = target.capabilities
     assert able.network is not None
     assert able.tree_builder is not None
-    packed = able.network.adopt(make_head(64))
+    packed = able.network.convert_head(make_head(64))
     builder = able.tree_builder(packed, embedding())
     assert builder is not None
     assert not builder.fits(BEAM), "leaves are opened by a rule"

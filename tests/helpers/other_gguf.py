@@ -90,6 +90,7 @@ def use_byte_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let transformers make this tokenizer of every GGUF file, as these have no vocabulary."""
 
     def made(**_: Any) -> Any:
-        return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer.tokenizer())
+        fast: Any = transformers.PreTrainedTokenizerFast  # it has no types
+        return fast(tokenizer_object=byte_tokenizer.tokenizer())
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", made)

@@ -21,7 +21,7 @@ from sapwood.drafters.lookup.suffix import Suffix
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.loop import Engine
 from sapwood.policies.best import Best
-from sapwood.policies.level_price import FADE, LEAST, RECENT, STALE, LevelPrice, toll
+from sapwood.policies.level_price import FADE, LEAST, RECENT, STALE, LevelPrice, least_reach
 from sapwood.policies.reach import value
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
@@ -67,7 +67,7 @@ def test_the_toll_is_where_further_nodes_begin_to_pay(seed: int) -> None:
         tree.add(ROOT, len(tree), float(reach))
     value(tree, Raw())
     most = int(noise.integers(1, 4))
-    least = toll(tree, Budget(nodes, 4, 4, price, rate=1.0), most)
+    least = least_reach(tree, Budget(nodes, 4, 4, price, rate=1.0), most)
 
     def profit(further: float) -> float:
         """Of the best tree when so many nodes of this reach can be had."""
@@ -80,7 +80,7 @@ def test_the_toll_is_where_further_nodes_begin_to_pay(seed: int) -> None:
 
 
 def test_there_is_no_toll_without_a_price() -> None:
-    assert toll(chain(0.5), Budget(4, 4, 4, rate=1.0), 8) == 0.0
+    assert least_reach(chain(0.5), Budget(4, 4, 4, rate=1.0), 8) == 0.0
 
 
 # --------------------------------------------------------------------------------------- the choice

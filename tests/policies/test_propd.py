@@ -79,7 +79,7 @@ def both_ways(kind: str, name: str, layer: int, seed: int) -> tuple[Any, Any]:
     for split in (True, False):
         session = backend.open(TEXT)
         if split:
-            states = backend.enter(TreeInput(session, sized), layer)
+            states = backend.layer_input(TreeInput(session, sized), layer)
             assert states.shape == (18, 32)
             assert session.entered is not None
         [scores] = backend.score([TreeInput(session, final)])
@@ -134,7 +134,7 @@ def test_nodes_that_did_not_enter_are_run_from_the_first_layer(kind: str) -> Non
     tree = random_tree(12)
     session = backend.open(TEXT)
     sized = tree.keep(range(9))
-    backend.enter(TreeInput(session, sized), 1)
+    backend.layer_input(TreeInput(session, sized), 1)
     entered = session.entered
     assert entered is not None
     assert entered.rows_of(sized).tolist() == list(range(9))  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ def test_nodes_that_did_not_enter_are_run_from_the_first_layer(kind: str) -> Non
         assert -1 in entered.rows_of(stranger)  # type: ignore[operator]
     assert entered.rows_of(Tree(int(tree.tokens[ROOT]) + 1)) is None  # another root
     for stranger in (other, tree, outside, random_tree(4, seed=3)):
-        backend.enter(TreeInput(session, sized), 1)
+        backend.layer_input(TreeInput(session, sized), 1)
         [scores] = backend.score([TreeInput(session, stranger)])
         [wanted] = backend.score([TreeInput(backend.open(TEXT), stranger)])
         assert np.abs(table(scores, len(stranger)) - table(wanted, len(stranger))).max() < 1e-4
@@ -159,14 +159,14 @@ def test_a_tree_enters_node_by_node(kind: str) -> None:
     backend = target(kind)
     tree = random_tree(12)
     whole, steps = (backend.open(TEXT) for _ in range(2))
-    wanted = numbers(backend.enter(TreeInput(whole, tree), 2))
+    wanted = numbers(backend.layer_input(TreeInput(whole, tree), 2))
     found = [
-        numbers(backend.enter(TreeInput(steps, tree.keep(range(stop)), since), 2))
+        numbers(backend.layer_input(TreeInput(steps, tree.keep(range(stop)), since), 2))
         for since, stop in ((0, 1), (1, 5), (5, 6), (6, 12))
     ]
     assert np.abs(np.concatenate(found) - wanted).max() < 1e-4
     again = numbers(
-        backend.enter(TreeInput(steps, tree, 3), 2)
+        backend.layer_input(TreeInput(steps, tree, 3), 2)
     )  # not where it stopped: all are run
     assert np.abs(again - wanted[3:]).max() < 1e-4
     [ours], [theirs] = (backend.score([TreeInput(session, tree)]) for session in (steps, whole))
@@ -178,7 +178,7 @@ def test_a_rewound_session_has_entered_nothing(kind: str) -> None:
     backend = target(kind)
     session = backend.open(TEXT)
     sized = random_tree(9)
-    backend.enter(TreeInput(session, sized), 1)
+    backend.layer_input(TreeInput(session, sized), 1)
     session.rewind(4)
     assert session.entered is None
 
@@ -190,7 +190,7 @@ def test_one_that_entered_is_scored_beside_others(kind: str) -> None:
     first, second, third = (backend.open(TEXT[:length]) for length in (9, 20, 30))
     sized = tree.keep(range(9))
     final = tree.keep(range(5))
-    backend.enter(TreeInput(second, sized), 1)
+    backend.layer_input(TreeInput(second, sized), 1)
     works = [TreeInput(first, tree), TreeInput(second, final), TreeInput(third, sized)]
     found = backend.score(works)
     for work, scores, length in zip(works, found, (9, 20, 30), strict=True):
@@ -204,7 +204,7 @@ def test_a_draft_over_the_same_keys_ends_what_entered() -> None:
     tree = random_tree(12)
     session = backend.open(TEXT)
     made = backend.variant(skip=[2])
-    backend.enter(TreeInput(session, tree), 1)
+    backend.layer_input(TreeInput(session, tree), 1)
     made.score([TreeInput(made.share_session(session), random_tree(5))])  # type: ignore[arg-type]
     assert session.entered is None
 
@@ -351,7 +351,7 @@ def test_children_stay_where_the_early_head_lets_them_pass(monkeypatch: pytest.M
     for token in range(6):
         tree.extend(tree.add(ROOT, token, 0.1), [7, 8, 9], [0.3, 0.2, 0.1])
     kept = policy.prune(tree, Fixed(40, 2, 6).budget())
-    states = numbers(backend.enter(TreeInput(backend.open(TEXT[:-1]), tree), 1))
+    states = numbers(backend.layer_input(TreeInput(backend.open(TEXT[:-1]), tree), 1))
     wanted = [ROOT]
     for node in range(1, len(tree)):
         parent = int(tree.parents[node])

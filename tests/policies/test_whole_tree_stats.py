@@ -57,15 +57,15 @@ class Machine:
     def tree(self, levels: TreeShape, beam: int) -> Tree:
         """The first child goes on, the others are there to fill the tree."""
         tree = Tree(0)
-        spine = 0
+        first_path = 0
         for _ in range(levels.depth):
-            tree.close(spine)
+            tree.close(first_path)
             chances = [self.keep] + [0.01] * (levels.width - 1)
-            children = [tree.add(spine, token, chance) for token, chance in enumerate(chances)]
-            tree.reach[children] = tree.reach[spine] * np.array(chances)
+            children = [tree.add(first_path, token, chance) for token, chance in enumerate(chances)]
+            tree.reach[children] = tree.reach[first_path] * np.array(chances)
             for other in children[1:beam]:
                 tree.close(other)
-            spine = children[0]
+            first_path = children[0]
         tree.valued = len(tree)
         return tree
 

@@ -104,7 +104,7 @@ def test_a_server_with_another_vocabulary_drafts_nothing() -> None:
     other = Recipe(DraftModel(model=ToyBackend(vocab=5)), *ORACLE.parts()[1:])  # type: ignore[arg-type]
     service = DraftService(other, vocab=5)
     with pytest.raises(LinkError, match="5 tokens and the target has 3"):
-        service.greet(RemoteMessage("hello", {"vocab": 3, "context": 64, "model": "toy"}))
+        service.handshake(RemoteMessage("hello", {"vocab": 3, "context": 64, "model": "toy"}))
 
 
 def test_a_server_opens_with_its_key_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_the_drafter_keeps_its_contract_with_a_server(monkeypatch: pytest.Monkey
 @pytest.fixture
 def peer() -> DraftPeer:
     service = DraftService(LOOKUP)
-    return service.greet(RemoteMessage("hello", {"vocab": 9, "context": 64, "model": "toy"}))[1]
+    return service.handshake(RemoteMessage("hello", {"vocab": 9, "context": 64, "model": "toy"}))[1]
 
 
 def draft(peer: DraftPeer, start: int, tokens: list[int], request: int = 1) -> RemoteMessage:

@@ -59,7 +59,7 @@ class SimulatedConnection:
 
     def __init__(self, service: DraftService, clock: Clock, delay: float, loss: float) -> None:
         hello = RemoteMessage("hello", {"vocab": VOCAB, "context": 4096, "model": "toy"})
-        self.peer = service.greet(hello)[1]
+        self.peer = service.handshake(hello)[1]
         self.clock, self.delay, self.loss = clock, delay, loss
         self.noise = random.Random(4)
         self.coming: list[tuple[float, RemoteMessage]] = []  # replies and their times

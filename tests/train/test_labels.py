@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.labels import TargetLabels, decayed_loss, label
 from sapwood.train.objective import LossResult
 
 
@@ -91,7 +91,7 @@ def test_judging_is_the_loss_of_these_rows() -> None:
 def test_steps_are_weighed_by_their_depth(values: list[float], decay: float) -> None:
     parts = [torch.tensor(value, dtype=torch.float64) for value in values]
     agreement = [torch.tensor(at / 10) for at in range(len(values))]
-    found = weigh(parts, agreement, decay)
+    found = decayed_loss(parts, agreement, decay)
     assert isinstance(found, LossResult)
     weights = [decay**step for step in range(len(values))]
     wanted = sum(one * weight for one, weight in zip(values, weights, strict=True)) / sum(weights)
@@ -101,6 +101,6 @@ def test_steps_are_weighed_by_their_depth(values: list[float], decay: float) -> 
 
 def test_equal_losses_weigh_what_each_does() -> None:
     parts = [torch.tensor(2.0)] * 4
-    assert float(weigh(parts, parts, 0.3).loss) == pytest.approx(2.0)
-    first = weigh([torch.tensor(1.0), torch.tensor(9.0)], parts[:2], 0.0)
+    assert float(decayed_loss(parts, parts, 0.3).loss) == pytest.approx(2.0)
+    first = decayed_loss([torch.tensor(1.0), torch.tensor(9.0)], parts[:2], 0.0)
     assert float(first.loss) == 1.0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sapwood.errors import SapwoodError
 from sapwood.train import losses
-from sapwood.train.eagle3 import harden
+from sapwood.train.eagle3 import sharpen
 from sapwood.train.losses import DIVERGENCES, check_divergence, compare, measure, soft_cross
 
 torch.set_num_threads(1)
@@ -180,7 +180,7 @@ def test_mixed_precision_sums_in_full_precision() -> None:
 @given(st.floats(0, 1), st.integers(0, 99))
 def test_a_hardened_label_moves_its_share_to_the_best_token(share: float, seed: int) -> None:
     _, _, probs, _, best = made(4, 5, 1, seed)
-    found = harden(probs.clone(), best, share)
+    found = sharpen(probs.clone(), best, share)
     torch.testing.assert_close(found.sum(-1), torch.ones(4, dtype=torch.float64))
     for row in range(4):
         for token in range(5):

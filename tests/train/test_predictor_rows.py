@@ -14,7 +14,7 @@ from sapwood.engine.cost_model import flat
 from sapwood.errors import SapwoodError
 from sapwood.estimators.classified import features
 from sapwood.train import c2t, judge, ldlp, ltd, specdecpp
-from sapwood.train.judge import HarmlessRule, Mismatch, excuses, harmless, refused
+from sapwood.train.judge import HarmlessRule, Mismatch, accepted_shares, harmless, refused
 from sapwood.train.replay import ReplayPrices
 from sapwood.train.rounds import UNKNOWN
 from tests.helpers.bench_records import outcome
@@ -205,7 +205,7 @@ def test_rules_are_told_apart_by_all_they_say() -> None:
 def test_excuses_count_what_is_above_a_threshold() -> None:
     said = np.array([0.95, 0.8, 0.6, 0.2])
     seen = np.array([True, True, False, False])
-    found = excuses(said, seen)
+    found = accepted_shares(said, seen)
     assert found == {
         "excused at 0.5": 0.75,
         "right at 0.5": pytest.approx(2 / 3),
@@ -214,7 +214,7 @@ def test_excuses_count_what_is_above_a_threshold() -> None:
         "excused at 0.9": 0.25,
         "right at 0.9": 1.0,
     }
-    assert excuses(np.array([0.1]), np.array([False]))["right at 0.9"] == 1.0
+    assert accepted_shares(np.array([0.1]), np.array([False]))["right at 0.9"] == 1.0
 
 
 def test_the_judge_is_linear_and_knows_its_layer() -> None:

@@ -136,7 +136,7 @@ def test_departure_is_the_total_variation_of_each_step() -> None:
     class Anything(Bild):
         name = "bild"
 
-        def excuses(self, tree: Tree, child: int, belief: Any) -> bool:
+        def accepts_instead(self, tree: Tree, child: int, belief: Any) -> bool:
             return True
 
     found = departure(chain(Anything(), Draw.TOPK), horizon=1)

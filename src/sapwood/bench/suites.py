@@ -157,7 +157,9 @@ def read_later(record: Mapping[str, Any]) -> tuple[str, ...] | None:
 def spread(prompts: Sequence[BenchPrompt]) -> Iterator[BenchPrompt]:
     """One prompt of each category in turn, and inside a category one of each task in turn."""
     categories = groups(prompts, attrgetter("category"))
-    return weave([list(weave(groups(category, attrgetter("task")))) for category in categories])
+    return interleave(
+        [list(interleave(groups(category, attrgetter("task")))) for category in categories]
+    )
 
 
 def groups(
@@ -170,7 +172,7 @@ def groups(
     return list(found.values())
 
 
-def weave(lists: Sequence[Sequence[BenchPrompt]]) -> Iterator[BenchPrompt]:
+def interleave(lists: Sequence[Sequence[BenchPrompt]]) -> Iterator[BenchPrompt]:
     """The first of each list, then the second of each, and so on."""
     return (prompt for prompt in chain.from_iterable(zip_longest(*lists)) if prompt is not None)
 

@@ -74,10 +74,10 @@ def explain(
 def slack_of(target: Backend, text: Sequence[int]) -> float:
     """Change of the gap of two logits that rounding explains; zero if passes agree bit by bit."""
     known = SLACK.get(target.info.dtype)
-    return 2 * movement(target, text) if known is None else known
+    return 2 * largest_logit_change(target, text) if known is None else known
 
 
-def movement(target: Backend, text: Sequence[int]) -> float:
+def largest_logit_change(target: Backend, text: Sequence[int]) -> float:
     """Largest change of a logit between a pass over many rows and passes over one row."""
     start, end = text[:-TRIED], text[-TRIED:]
     line = Tree(end[0], capacity=len(end))

@@ -47,7 +47,9 @@ def repeat_check(context: CertifyContext) -> Check:
         elif abs(apart.gap) <= context.slack:
             ties += 1
         else:
-            faults.append(f"{prompt[:20]!r}: {apart}{blame(context, prompt, one, apart.place)}")
+            faults.append(
+                f"{prompt[:20]!r}: {apart}{baseline_note(context, prompt, one, apart.place)}"
+            )
     context.loose_logprobs = loose(first, second)
     seen = f"{len(context.steady)} of {len(first)} texts came twice"
     seen += f", {ties} part at a tie" if ties else ""
@@ -82,7 +84,7 @@ def divergence(one: ServerAnswer, other: ServerAnswer) -> GreedyDivergence | Non
     return GreedyDivergence(min(len(ours), len(theirs)), "an end", "more", None)
 
 
-def blame(context: CertifyContext, prompt: str, answer: ServerAnswer, place: int) -> str:
+def baseline_note(context: CertifyContext, prompt: str, answer: ServerAnswer, place: int) -> str:
     """The rest of a sentence about a difference: whether it comes without speculation too."""
     if context.reference is not None:
         answers = [context.greedy(context.reference, prompt, context.longer) for _ in range(2)]

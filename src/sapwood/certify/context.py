@@ -187,7 +187,7 @@ def ranked(reported: ReportedToken, most: int) -> tuple[list[str], list[float]]:
     return best, [math.exp(min(reported.top[word], 0.0)) for word in best]
 
 
-def heated(probs: Sequence[float], heat: float) -> list[float] | None:
+def at_temperature(probs: Sequence[float], heat: float) -> list[float] | None:
     """Probabilities of the top tokens and of the rest at a temperature; None if unknown."""
     rest = max(0.0, 1.0 - sum(probs))
     if heat == 1.0:
@@ -217,7 +217,7 @@ def reported_probs(
         or (len(names) < most and sum(probs) < 0.98)
     ):
         return None
-    full_probs = heated(probs, heat)
+    full_probs = at_temperature(probs, heat)
     return (
         None
         if full_probs is None

@@ -71,7 +71,7 @@ class CertifyReport:
         count = self.count
         for check in self.checks:
             if check.tests:
-                weigh(check, self.level / count)
+                judge_by_level(check, self.level / count)
         return self
 
     @property
@@ -107,7 +107,7 @@ class CertifyReport:
         }
 
 
-def weigh(check: Check, level: float) -> None:
+def judge_by_level(check: Check, level: float) -> None:
     """Fail a check if one of its tests has a p-value below the level."""
     worst = min(check.tests.values(), key=lambda test: test.p_value)
     name = next(name for name, test in check.tests.items() if test is worst)

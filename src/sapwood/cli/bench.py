@@ -225,7 +225,7 @@ def execute(plan: "Benchmark", choice: o.ModelChoice, files: OutputFiles) -> Non
                 interrupted = True
         finish(plan, llm, recipe_set, peer_set, runner, files, load)
         if interrupted:
-            render.aside(
+            render.print_dim(
                 f"interrupted: {len(journal.done)} runs are kept in {path}, "
                 "--resume goes on from there"
             )
@@ -239,7 +239,7 @@ def warn_if_busy(load: float | None) -> None:
 
     cores = os.cpu_count() or 1
     if load is not None and load > BUSY * cores:
-        render.aside(f"this machine is busy (load {load:.1f} on {cores} cores): expect noise")
+        render.print_dim(f"this machine is busy (load {load:.1f} on {cores} cores): expect noise")
 
 
 def finish(
@@ -268,10 +268,10 @@ def finish(
             record = plan.record(llm, rows, runner, load)
         if files.record is not None:
             write(files.record, record)
-            render.aside(f"record in {files.record}")
+            render.print_dim(f"record in {files.record}")
         if files.page is not None:
             write_text(files.page, page(record))
-            render.aside(f"report in {files.page}")
+            render.print_dim(f"report in {files.page}")
     finally:  # the table is printed also if the disk is full
         title = f"{info.model}, {info.dtype} on {info.device}"
         table.show(rows, f"{title}, {len(plan.prompts)} prompts of {plan.suite}")

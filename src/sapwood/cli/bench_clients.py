@@ -53,7 +53,7 @@ def execute(
         info = llm.target.info
         if record is not None:
             write(record, record_of(provenance.origin(info, load), plan.describe(), rows))
-            render.aside(f"record in {record}")
+            render.print_dim(f"record in {record}")
     show(rows, f"{info.model}, {info.dtype} on {info.device}, prompts of {plan.suite}")
     plan.check(recipe_set)
 

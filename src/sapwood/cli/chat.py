@@ -59,8 +59,8 @@ def command(
     with render.progress() as progress:
         llm = choice.open(progress)
     if (said := notice(llm)) is not None:
-        render.aside(f"sapwood: {said}")
-    render.aside(f"{llm.target.info.model} through {choice.title}; {HELP}")
+        render.print_dim(f"sapwood: {said}")
+    render.print_dim(f"{llm.target.info.model} through {choice.title}; {HELP}")
     if isinstance(sys.stdin, io.TextIOWrapper):
         # a line that is not UTF-8 only fails its own turn
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -71,18 +71,18 @@ def command(
 def talk(chat: "ChatSession", reader: "ChatReader", sampling: dict[str, Any], *, raw: bool) -> None:
     """Chat until the user leaves."""
     from sapwood.cli import render
-    from sapwood.cli.chat_commands import obey
+    from sapwood.cli.chat_commands import run_command
     from sapwood.errors import SapwoodError
 
     while not chat.over and (line := reader.read()) is not None:
         try:
             if line.startswith("/"):
-                if told := obey(chat, line):
-                    render.aside(told)
+                if told := run_command(chat, line):
+                    render.print_dim(told)
             elif question := line.strip():
                 chat.add(question, turn(chat, question, sampling, raw=raw))
         except SapwoodError as error:  # the conversation stays as it was
-            render.aside(str(error))
+            render.print_dim(str(error))
 
 
 def turn(chat: "ChatSession", question: str, sampling: dict[str, Any], *, raw: bool) -> str:
@@ -108,7 +108,7 @@ def turn(chat: "ChatSession", question: str, sampling: dict[str, Any], *, raw: b
         out = None
     if out is not None:
         speedup = chat.llm.measure_speedup(messages, out)
-        render.aside(render.brief(replace(out.stats, speedup=speedup)))
+        render.print_dim(render.brief(replace(out.stats, speedup=speedup)))
     return text
 
 

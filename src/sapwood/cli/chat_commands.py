@@ -126,7 +126,7 @@ COMMANDS = {
 }
 
 
-def obey(chat: ChatSession, line: str) -> str:
+def run_command(chat: ChatSession, line: str) -> str:
     """Run the command of a line and return its answer; raises an error for an unknown one."""
     name, _, rest = line.partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))

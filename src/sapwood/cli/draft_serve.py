@@ -95,6 +95,6 @@ def listen(service: "Service", host: str, port: int, insecure: bool, purpose: st
     check_exposed(host, key, insecure)
     with MessageServer(host, port, service, key) as server:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        render.aside(f"sapwood: {purpose}, at {server.url}")
+        render.print_dim(f"sapwood: {purpose}, at {server.url}")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

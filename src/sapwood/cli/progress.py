@@ -68,7 +68,7 @@ class ProgressBars:
             notes.step,
             notes.plan,
             f"{point.tokens:,} tokens, {rate:,.0f} tokens/s{left}, "
-            f"loss {point.loss:.3f}, right {shares}{outlook(point.agreement)}",
+            f"loss {point.loss:.3f}, right {shares}{expected_speedup(point.agreement)}",
         )
 
     def _show(self, stage: str, done: float, goal: float | None, pace: str) -> None:
@@ -86,7 +86,7 @@ class ProgressBars:
         self.console.print(f"sapwood: {message}", markup=False, highlight=False, soft_wrap=True)
 
 
-def outlook(agreement: list[float]) -> str:
+def expected_speedup(agreement: list[float]) -> str:
     """The speedup that a head of this agreement may bring; empty where several are trained."""
     from sapwood.train.gain import expected_speedup, expected_tokens
 

@@ -24,14 +24,14 @@ def command(model: ModelName) -> None:
 
     check(model, None, None)
     if is_hub_id(model):
-        folder = download(model, render.aside, bars=True)
+        folder = download(model, render.print_dim, bars=True)
     elif find_gguf(model) is not None:
         from sapwood.backends.torch.load import load_any
 
         with render.progress() as progress:
             folder = load_any(model, progress=progress)[1]
     else:
-        folder = find_folder(model, render.aside)
+        folder = find_folder(model, render.print_dim)
     size = weight_bytes(Path(folder))
     if not size:
         raise SapwoodError(f"{model} has no safetensors or GGUF weights; use another model")

@@ -99,7 +99,7 @@ def brief(stats: Stats) -> str:
     return f"{stats.tokens_per_pass:.2f} tokens per pass{faster}"
 
 
-def aside(sentence: str) -> None:
+def print_dim(sentence: str) -> None:
     """Print a dim line on standard error."""
     Console(stderr=True).print(sentence, style=QUIET, markup=False, highlight=False, soft_wrap=True)
 

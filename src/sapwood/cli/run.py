@@ -99,7 +99,7 @@ def answer(
     if as_json:
         print(json.dumps(record(llm, out, choice.title)))
     else:
-        render.aside(render.note(out.stats, choice.title))
+        render.print_dim(render.note(out.stats, choice.title))
 
 
 def announced(steps: "Iterator[Step]", llm: "LLM") -> "Iterator[Step]":
@@ -110,7 +110,7 @@ def announced(steps: "Iterator[Step]", llm: "LLM") -> "Iterator[Step]":
     said = notice(llm)
     for step in steps:
         if said is not None:
-            render.aside(f"sapwood: {said}")
+            render.print_dim(f"sapwood: {said}")
             said = None
         yield step
 

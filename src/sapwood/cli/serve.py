@@ -195,7 +195,7 @@ def run(given: dict[str, object], config: str | None, replica: int | None = None
     with render.progress() as progress:
         llm = choice.open(progress)
     if (said := notice(llm)) is not None:
-        render.aside(f"sapwood: {said}")
+        render.print_dim(f"sapwood: {said}")
     with llm:
         api = ApiRoutes(worker_of(llm, settings), settings, name, choice.title)
         with traced(api):

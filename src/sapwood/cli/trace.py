@@ -85,7 +85,7 @@ def record(
         for prompt, tokens in zip(prompts, texts, strict=True):
             collect(traced(llm, tokens, writer, prompt.name, **sampling))
             tick(len(prompts))
-    render.aside(f"trace in {out}")
+    render.print_dim(f"trace in {out}")
 
 
 @group.command("view")
@@ -112,7 +112,7 @@ def html(trace: File, page: Page = None) -> None:
     out = page or trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
     check_place(out)
     out.write_text(made(read(trace)), encoding="utf-8")
-    render.aside(f"page in {out}")
+    render.print_dim(f"page in {out}")
 
 
 def chosen(count: int, prompt: int | None) -> "Sequence[int]":

@@ -85,11 +85,11 @@ class Goodput(ThroughputController):
         """Begin at the prompt's length, in a batch of one."""
         self.context_ = len(request.prompt) - 1
         self.begun_ = False
-        self.company_ = ALONE
+        self.batch_load_ = ALONE
 
     def join(self, load: BatchLoad) -> None:
         """Set the load of the batch that shares the next pass."""
-        self.company_ = load
+        self.batch_load_ = load
         if load.trees != self.stats.trees:
             self.stats.set_load(load.trees, self.plain())
 
@@ -100,7 +100,7 @@ class Goodput(ThroughputController):
 
     def plain(self) -> float:
         """Seconds per token of plain decoding at this batch load."""
-        trees = self.company_.trees
+        trees = self.batch_load_.trees
         return self.cost.seconds(trees, self.context_, trees) / trees
 
     def budget(self) -> Budget:
@@ -109,7 +109,7 @@ class Goodput(ThroughputController):
             return NO_NODES
         if self.stats.probes():
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
-        others = self.company_.rows
+        others = self.batch_load_.rows
         # seconds by rows, the root alone first
         line = self.cost.line(others + self.nodes + 1, self.context_)[others:]
         # rows that are verified before the host is ready again cost nothing
@@ -121,7 +121,7 @@ class Goodput(ThroughputController):
 
     def rate(self) -> float:
         """Present tokens per second, never less than plain decoding's."""
-        return max(self.company_.rate or self.stats.rate, 1 / self.plain())
+        return max(self.batch_load_.rate or self.stats.rate, 1 / self.plain())
 
     def observe(self, outcome: Outcome) -> None:
         """Record the round; the stats of a shared pass are settled by the batch."""

@@ -101,7 +101,7 @@ class SpecServe(Goodput):
 
         Requests that miss it in any case do not count.
         """
-        load = self.company_
+        load = self.batch_load_
         shared = self.shared
         plain = self.cost.seconds(load.trees, self.context_, load.trees)
         now = self.now()

@@ -161,7 +161,7 @@ class LayerSplit(Protocol):
     def check_layer(self, layer: int) -> None:
         """Refuse a layer before which the model cannot stop."""
 
-    def enter(self, work: TreeInput, layer: int) -> Any:
+    def layer_input(self, work: TreeInput, layer: int) -> Any:
         """Run a tree through the layers before this one; its input at each node, [nodes, width].
 
         Only the nodes from `work.since` on, if those before it were entered in this round. The next
@@ -176,7 +176,7 @@ class LayerSplit(Protocol):
 class HeadAdopter(Protocol):
     """A network that converts trained heads to its own number format."""
 
-    def adopt(self, net: Any) -> Any:
+    def convert_head(self, net: Any) -> Any:
         """A trained head in the number format of this network, on its device."""
 
 

@@ -142,7 +142,7 @@ class CostModel:
             raise ValueError("not a table of seconds by contexts and rows")
         return cls(rows.tolist(), contexts.tolist(), table.tolist(), tree=tree)
 
-    def become(self, other: "CostModel") -> None:
+    def replace_with(self, other: "CostModel") -> None:
         """Replace the table by another model's, in place, so that every holder sees it."""
         self.rows = other.rows
         self.contexts = other.contexts

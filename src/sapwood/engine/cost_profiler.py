@@ -74,7 +74,7 @@ class CostProfile:
         """
         rows, contexts, seconds = (QUICK_ROWS, QUICK, QUICK_S) if quick else (ROWS, FULL, FULL_S)
         meter = LoadMeter()
-        self.curve.become(measure(target, rows, contexts, seconds, progress, meter))
+        self.curve.replace_with(measure(target, rows, contexts, seconds, progress, meter))
         self.measured = True
         self._judge(None if keep_busy else meter.disturbance(target.info))
         self.keep(at_once=True)
@@ -92,7 +92,7 @@ class CostProfile:
             return
         progress(f"measuring passes of many requests to {target.info.model}")
         meter = LoadMeter()
-        self.curve.become(widened(target, self.curve, meter))
+        self.curve.replace_with(widened(target, self.curve, meter))
         self._judge(self.disturbance or meter.disturbance(target.info))
         self.keep(at_once=True)
 

@@ -201,7 +201,9 @@ class DraftSession:
         self.grown = self.tree = None
         if rest:  # rounds for which no tree was drafted here
             line = chain([self.text[-1], *rest[:-1]])
-            self._tell(line, line, Verdict(tuple(range(len(line))), rest[-1]), RoundRecord(), False)
+            self._notify_parts(
+                line, line, Verdict(tuple(range(len(line))), rest[-1]), RoundRecord(), False
+            )
             self.text += rest
         return verdict
 
@@ -210,10 +212,10 @@ class DraftSession:
         tree = Tree.of_root(self.text[-1]) if tree is None else tree
         verdict = walk(tree, tokens)
         grown = tree if self.grown is None else self.grown
-        self._tell(grown, tree, verdict, record, self.asked)
+        self._notify_parts(grown, tree, verdict, record, self.asked)
         return verdict
 
-    def _tell(
+    def _notify_parts(
         self, grown: Tree, tree: Tree, verdict: Verdict, record: RoundRecord, asked: bool
     ) -> None:
         """Let every part observe a round."""

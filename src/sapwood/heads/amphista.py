@@ -48,7 +48,7 @@ class AmphistaHeads(TiedBase):
         self.place_norm = RMSNorm(width, config.shape.eps)
         self.attention = Attention(config.shape, width)
 
-    def enter(self, number: int, embeds: Tensor, states: Tensor) -> Tensor:
+    def input_rows(self, number: int, embeds: Tensor, states: Tensor) -> Tensor:
         """Input rows of a stage: states joined with the embeddings of the tokens that follow."""
         rows: Tensor = self.joins[number](embeds, states)
         return rows

@@ -67,7 +67,7 @@ class CloverHeads(TiedBase):
         self.decoder = AttentionDecoder(config.shape)
         self.heads = nn.ModuleList(ResidualBlock(config.shape.width) for _ in range(config.heads))
 
-    def enter(self, number: int, embeds: Tensor, states: Tensor) -> Tensor:
+    def input_rows(self, number: int, embeds: Tensor, states: Tensor) -> Tensor:
         """Input rows of a layer: the final states as they are."""
         return states
 

@@ -50,7 +50,7 @@ class FalconHead(TiedBase):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape)
 
-    def enter(
+    def input_rows(
         self, embeds: Tensor, states: Tensor, carry: Carry | None = None
     ) -> tuple[Tensor, Carry]:
         """Rows [batch, rows, width] of embeddings and states, and the LSTM's state behind them."""

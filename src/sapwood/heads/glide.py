@@ -27,7 +27,7 @@ class GlideHead(MoaHead):
         for name in FROZEN:
             self.get_submodule(name).requires_grad_(False)
 
-    def glimpse(self, norm: Tensor, keys: Tensor, values: Tensor) -> None:
+    def attach_last_layer(self, norm: Tensor, keys: Tensor, values: Tensor) -> None:
         """Take the last layer's norm [width] and projections [kv heads * d, width]."""
         for name, given in zip(FROZEN, (norm, keys, values), strict=True):
             weight = self.get_parameter(f"{name}.weight")

@@ -41,7 +41,7 @@ class ParallelPlace(nn.Module):
     def __init__(self, config: GumihoConfig) -> None:
         super().__init__()
         width = config.shape.width
-        self.enter = nn.Linear(SERIAL * width, config.narrow)
+        self.input_rows = nn.Linear(SERIAL * width, config.narrow)
         self.blocks = nn.ModuleList(ResidualBlock(config.narrow) for _ in range(config.blocks))
         self.leave = nn.Linear(config.narrow, width)
         nn.init.zeros_(self.leave.weight)
@@ -49,7 +49,7 @@ class ParallelPlace(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """The predicted state [..., width] from the joined rows [..., 2, width]."""
-        x = F.silu(self.enter(rows.flatten(-2)))
+        x = F.silu(self.input_rows(rows.flatten(-2)))
         for block in self.blocks:
             x = block(x)
         out: Tensor = rows[..., -1, :] + self.leave(x)
@@ -68,7 +68,7 @@ class GumihoHead(TiedBase):
         self.layers = nn.ModuleList(CausalLayer(config.shape) for _ in range(config.layers))
         self.places = nn.ModuleList(ParallelPlace(config) for _ in range(config.heads - SERIAL))
 
-    def enter(self, number: int, embeds: Tensor, states: Tensor) -> Tensor:
+    def input_rows(self, number: int, embeds: Tensor, states: Tensor) -> Tensor:
         """Input rows of a layer: the first joins states with embeddings."""
         if number:
             return states

@@ -22,19 +22,19 @@ _SHARED: "WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[int, Any, Tensor | 
 
 
 def head_for(
-    target: Backend, folder: str, kind: str, *, adopt: bool = False
+    target: Backend, folder: str, kind: str, *, convert: bool = False
 ) -> tuple[Any, Tensor | None]:
     """The head in this folder, by default the one trained for the target, and its own embedding.
 
-    On the target's device and in its dtype; `adopt` lets the target's network convert it. The head
-    must not be changed: all drafters of the model share it.
+    On the target's device and in its dtype; `convert` lets the target's network convert it. It must
+    not be changed: all drafters of the model share it.
     """
     model = target.capabilities.model
-    table = target.capabilities.embedding_rows() if adopt else model.get_input_embeddings().weight
+    table = target.capabilities.embedding_rows() if convert else model.get_input_embeddings().weight
     info = target.info
     place = Path(folder).expanduser() if folder else find(kind, info.model, info.weights)
     check_target(place, kind, info.model, info.weights)
-    network = target.capabilities.network if adopt else None
+    network = target.capabilities.network if convert else None
     key = place.resolve(), kind, table.device, table.dtype, type(network)
     age = max((file.stat().st_mtime_ns for file in place.glob("*")), default=0)
     known = _SHARED.setdefault(model, {})
@@ -42,7 +42,7 @@ def head_for(
         net, own = open_head(
             place, kind, model, target.info.model, device=table.device, dtype=table.dtype
         )
-        known[key] = age, net if network is None else network.adopt(net), own
+        known[key] = age, net if network is None else network.convert_head(net), own
     return known[key][1:]
 
 

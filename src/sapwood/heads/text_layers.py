@@ -45,7 +45,7 @@ def causal(layers: Iterable[nn.Module]) -> list[CausalLayer]:
 
 
 @torch.no_grad()
-def soften(layers: Iterable[nn.Module]) -> None:
+def scale_outputs_down(layers: Iterable[nn.Module]) -> None:
     """Scale the outputs of new layers down, so that each changes its input a little."""
     for layer in causal(layers):
         layer.self_attn.o_proj.weight.mul_(0.1)

@@ -22,18 +22,18 @@ class Chain(Part):
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The end of the path, while it may grow."""
-        tip = spine(tree)[-1]
+        tip = first_path(tree)[-1]
         if tree.expanded[tip] or tree.depths[tip] >= min(budget.depth, budget.nodes):
             return []
         return [(tip, 1)]
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The path alone."""
-        path = spine(tree)
+        path = first_path(tree)
         return tree if len(path) == len(tree) else tree.keep(path)
 
 
-def spine(tree: Tree) -> list[int]:
+def first_path(tree: Tree) -> list[int]:
     """The path of first children."""
     path = [ROOT]
     while children := tree.children(path[-1]):

@@ -18,7 +18,7 @@ from sapwood.core.part import at_least, between
 from sapwood.core.protocols import Frontier, RequestContext
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget, Outcome
-from sapwood.policies.chain import Chain, spine
+from sapwood.policies.chain import Chain, first_path
 
 
 @dataclass
@@ -46,7 +46,7 @@ class CmAsd(Chain):
 
     def observe(self, outcome: Outcome) -> None:
         """Set the next length by the mean certainty of what was drafted."""
-        nodes = spine(outcome.grown)[:-1]
+        nodes = first_path(outcome.grown)[:-1]
         if nodes:
             mean = float(np.mean([certainty_at(outcome.grown, node) for node in nodes]))
             self.length_ = min(

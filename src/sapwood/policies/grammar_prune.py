@@ -72,7 +72,7 @@ class GrammarPrune(Part):
         stays = (
             np.ones(len(tree), bool)
             if self.guide_ is None
-            else lawful(tree, self.guide_, self.spares_draws)
+            else allowed_nodes(tree, self.guide_, self.spares_draws)
         )
         if stays.all():
             return self.policy.prune(tree, budget)
@@ -84,7 +84,7 @@ class GrammarPrune(Part):
         return cut
 
 
-def lawful(tree: Tree, guide: GrammarMatcher, spares_draws: bool) -> BoolArray:
+def allowed_nodes(tree: Tree, guide: GrammarMatcher, spares_draws: bool) -> BoolArray:
     """True for the nodes that stay, [n]; descendants of a pruned node are pruned too."""
     stays = np.ones(len(tree), bool)
     for node in range(1, len(tree)):

@@ -48,7 +48,7 @@ class LevelPrice:
         """The leaves to expand together, best first, at most `stride`; none if it does not pay."""
         if self._waits(owner):
             return []
-        least = toll(tree, budget, stride)
+        least = least_reach(tree, budget, stride)
         able = ready(tree, reach, budget, stride, least / max(self.chance, 1e-9))
         gain = sum(float(reach[node]) * self.chance - least for node in able)
         # a tree that came with one call has cost its time already
@@ -139,7 +139,7 @@ class LevelPrice:
             self.seconds = LEAST * share
 
 
-def toll(tree: Tree, budget: Budget, most: int) -> float:
+def least_reach(tree: Tree, budget: Budget, most: int) -> float:
     """Least mean reach at which up to `most` further nodes increase the value of the tree.
 
     They pay for rows of their own or replace weaker nodes; with a stepwise price several may pay

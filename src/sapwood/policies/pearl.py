@@ -20,7 +20,7 @@ from sapwood.core.part import at_least
 from sapwood.core.protocols import EngineContext, Frontier
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget
-from sapwood.policies.chain import Chain, spine
+from sapwood.policies.chain import Chain, first_path
 
 
 @dataclass
@@ -42,9 +42,9 @@ class Pearl(Chain):
 
     def sent(self, tree: Tree, budget: Budget) -> list[int]:
         """The whole chain, as far as the budget allows."""
-        return spine(tree)[1 : 1 + min(budget.depth, budget.nodes)]
+        return first_path(tree)[1 : 1 + min(budget.depth, budget.nodes)]
 
     def ahead(self, tree: Tree, tip: int, depth: int) -> Frontier:
         """The end of the chain, while it may grow."""
-        end = spine(tree)[-1]
+        end = first_path(tree)[-1]
         return [] if tree.expanded[end] or tree.depths[end] >= depth else [(end, 1)]

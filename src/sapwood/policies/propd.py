@@ -126,7 +126,7 @@ class Propd(Part):
 
     def _plausible(self, tree: Tree, most: int) -> Sequence[int]:
         """The nodes that have at most this rank in their parents' early probs, as all ancestors."""
-        states = numbers(self.split.enter(TreeInput(self.session_, tree), self.cut))
+        states = numbers(self.split.layer_input(TreeInput(self.session_, tree), self.cut))
         above = np.unique(tree.parents[1:])
         place = {int(node): row for row, node in enumerate(above)}
         output = self.split.logits_of(self.head.guess(states[above]))

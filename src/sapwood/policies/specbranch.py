@@ -17,7 +17,7 @@ from sapwood.core.part import at_least, between
 from sapwood.core.protocols import Frontier
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Budget
-from sapwood.policies.chain import spine
+from sapwood.policies.chain import first_path
 from sapwood.policies.pearl import Pearl
 
 
@@ -63,7 +63,7 @@ class SpecBranch(Pearl):
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The path of first children alone."""
-        path = spine(tree)[: 1 + min(budget.depth, budget.nodes)]
+        path = first_path(tree)[: 1 + min(budget.depth, budget.nodes)]
         return tree if len(path) == len(tree) else tree.keep(path)
 
 

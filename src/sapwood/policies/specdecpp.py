@@ -20,7 +20,7 @@ from sapwood.core.protocols import EngineContext, Frontier
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget
 from sapwood.errors import SapwoodError
-from sapwood.policies.chain import Chain, spine
+from sapwood.policies.chain import Chain, first_path
 
 KIND = "specdec++"
 
@@ -54,7 +54,7 @@ class SpecDecPp(Chain):
 
     def refusal(self, tree: Tree) -> float:
         """Probability that one of the tokens the drafter has processed is refused."""
-        read = [node for node in spine(tree)[1:] if tree.expanded[node]]
+        read = [node for node in first_path(tree)[1:] if tree.expanded[node]]
         if not read:
             return 0.0
         states = self.states(tree, read)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from sapwood.core.protocols import Frontier
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Budget
-from sapwood.policies.chain import Chain, spine
+from sapwood.policies.chain import Chain, first_path
 
 
 @dataclass
@@ -30,12 +30,12 @@ class StopBase(Chain):
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The end of the chain, until its rule stops it."""
         found = super().frontier(tree, budget)
-        tip = spine(tree)[-1]
+        tip = first_path(tree)[-1]
         return [] if found and tip != ROOT and self.ends(tree, tip) else found
 
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The path; without its last token where the rule stops before it."""
-        path = spine(tree)
+        path = first_path(tree)
         if self.drops and len(path) - 1 > self.least and self.ends(tree, path[-1]):
             path = path[:-1]
         return tree if len(path) == len(tree) else tree.keep(path)

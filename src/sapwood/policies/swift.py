@@ -17,7 +17,7 @@ from sapwood.core.protocols import Frontier, RequestContext
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Budget, Prune
 from sapwood.errors import SapwoodError
-from sapwood.policies.chain import spine
+from sapwood.policies.chain import first_path
 
 BOUNDS = (0.95, 0.8, 0.5)  # probabilities of the first token that must be exceeded
 
@@ -49,7 +49,7 @@ class Swift(Part):
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The end of the chain, until an unlikely token or the budget ends it."""
-        tip = spine(tree)[-1]
+        tip = first_path(tree)[-1]
         room = budget.nodes + 1 - len(self._kept(tree, budget))
         unlikely = tip != ROOT and tree.probs[tip] < self.stop
         if tree.expanded[tip] or unlikely or tree.depths[tip] >= budget.depth or room <= 0:
@@ -64,7 +64,7 @@ class Swift(Part):
     def _kept(self, tree: Tree, budget: Budget) -> list[int]:
         """The nodes to verify, position by position, as far as the budget allows."""
         kept = [ROOT]
-        for node in spine(tree)[:-1]:
+        for node in first_path(tree)[:-1]:
             children = tree.children(node)
             kept += children[: self._width(float(tree.probs[children[0]]))]
         return kept[: budget.nodes + 1]

@@ -20,7 +20,7 @@ from sapwood.core.rng import KeyedRng, NoiseKey, Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget, Outcome
 from sapwood.errors import SapwoodError
-from sapwood.policies.chain import Chain, spine
+from sapwood.policies.chain import Chain, first_path
 from sapwood.policies.stop_base import StopBase
 from sapwood.policies.tapout import published_arms
 
@@ -66,7 +66,7 @@ class TapOutToken(Chain):
 
     def frontier(self, tree: Tree, budget: Budget) -> Frontier:
         """The end of the chain, until a rule that was picked stops it."""
-        path = spine(tree)
+        path = first_path(tree)
         found = super().frontier(tree, budget)
         if len(path) == 1:
             self.decisions_ = []

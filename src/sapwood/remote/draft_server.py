@@ -45,7 +45,7 @@ class DraftService:
     def __post_init__(self) -> None:
         check_detached(self.recipe)
 
-    def greet(self, hello: RemoteMessage) -> tuple[RemoteMessage, "DraftPeer"]:
+    def handshake(self, hello: RemoteMessage) -> tuple[RemoteMessage, "DraftPeer"]:
         """Bind the drafter to the client's vocabulary."""
         vocab = hello.number("vocab", 1)
         context = hello.number("context", 1)

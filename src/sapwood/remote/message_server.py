@@ -33,7 +33,7 @@ class Service(Protocol):
 
     role: str  # the clients' role, "drafter" or "target"
 
-    def greet(self, hello: RemoteMessage) -> tuple[RemoteMessage, ConnectedClient]:
+    def handshake(self, hello: RemoteMessage) -> tuple[RemoteMessage, ConnectedClient]:
         """Welcome message and peer of a new client; a SapwoodError turns it away."""
 
 
@@ -115,7 +115,7 @@ class MessageHandler(socketserver.BaseRequestHandler):
         if hello is None:
             return
         self.check(hello)
-        welcome, peer = self.server.service.greet(hello)
+        welcome, peer = self.server.service.handshake(hello)
         try:
             connection.settimeout(None)
             connection.sendall(welcome.pack())

@@ -35,7 +35,7 @@ class TargetService:
     def __post_init__(self) -> None:
         self.worker = TargetWorker(self.backend)
 
-    def greet(self, hello: RemoteMessage) -> tuple[RemoteMessage, "TargetPeer"]:
+    def handshake(self, hello: RemoteMessage) -> tuple[RemoteMessage, "TargetPeer"]:
         """Tell a client the sizes of the model."""
         info = self.backend.info
         fields = {

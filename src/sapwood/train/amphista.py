@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least, between
 from sapwood.heads.amphista import AmphistaConfig, AmphistaHeads
-from sapwood.heads.text_layers import soften
+from sapwood.heads.text_layers import scale_outputs_down
 from sapwood.train.batches import TrainBatch
 from sapwood.train.head_losses import compare_states, share_tables
 from sapwood.train.objective import LossResult
@@ -48,7 +48,7 @@ class AmphistaObjective:
         )
         head = AmphistaHeads(config).to(teacher.device)
         share_tables(head, teacher, counts)
-        soften(head.layers)
+        scale_outputs_down(head.layers)
         return head
 
     def loss(self, head: AmphistaHeads, teacher: Teacher, batch: TrainBatch) -> LossResult:
@@ -63,7 +63,7 @@ def places_of(head: AmphistaHeads, batch: TrainBatch) -> list[Tensor]:
     embeds = head.embed(F.pad(batch.tokens[:, 1:], (0, 1)))
     stages = []
     for number, layer in enumerate(head.layers):
-        x = layer(head.enter(number, embeds, x))
+        x = layer(head.input_rows(number, embeds, x))
         stages.append(x.flatten(0, 1))
     states = head.states(stages)
     return list(states.view(len(states), *batch.final.shape))

@@ -10,7 +10,7 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least
 from sapwood.heads.cerberus import CerberusConfig, CerberusHeads
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.labels import TargetLabels, decayed_loss, label
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.vocabulary import commonest
@@ -56,7 +56,7 @@ class CerberusObjective:
             for states, weights in answers(head, batch, labels)
         ]
         losses, agreement = zip(*results, strict=True)
-        return weigh(losses, agreement, self.decay)
+        return decayed_loss(losses, agreement, self.decay)
 
 
 def answers(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least, between
 from sapwood.heads.clover import CloverConfig, CloverHeads
-from sapwood.heads.text_layers import soften
+from sapwood.heads.text_layers import scale_outputs_down
 from sapwood.train.batches import TrainBatch
 from sapwood.train.head_losses import compare_states, share_tables
 from sapwood.train.objective import LossResult
@@ -48,7 +48,7 @@ class CloverObjective:
         )
         head = CloverHeads(config).to(teacher.device)
         share_tables(head, teacher, counts)
-        soften(head.layers)
+        scale_outputs_down(head.layers)
         return head
 
     def loss(self, head: CloverHeads, teacher: Teacher, batch: TrainBatch) -> LossResult:

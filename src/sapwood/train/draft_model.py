@@ -26,7 +26,7 @@ from sapwood.errors import SapwoodError
 from sapwood.heads.folder import write
 from sapwood.heads.layers import linear
 from sapwood.train.batches import TrainBatch
-from sapwood.train.eagle3 import harden
+from sapwood.train.eagle3 import sharpen
 from sapwood.train.losses import check_divergence, soft_cross
 from sapwood.train.objective import LossResult
 from sapwood.train.student_texts import TextSampling, rewritten
@@ -229,7 +229,7 @@ class DraftModelObjective:
                 missed = student.first[0].get_output_embeddings()(others[part]).argmax(-1) != best
                 weights[missed] = self.boost
             label = (
-                harden(target_probs, best, self.hard)
+                sharpen(target_probs, best, self.hard)
                 if self.labels == "probs"
                 else torch.zeros_like(target_probs).scatter_(1, following[part][:, None], 1.0)
             )

@@ -16,7 +16,7 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least
 from sapwood.heads.eagle import EagleConfig, EagleHead
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.labels import TargetLabels, decayed_loss, label
 from sapwood.train.losses import soft_cross
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
@@ -92,7 +92,7 @@ class EagleObjective:
                     labels, chosen, head.output, weights, self.top
                 )
             agreement.append(right)
-        return weigh(losses, agreement, self.decay)
+        return decayed_loss(losses, agreement, self.decay)
 
 
 def unroll(head: EagleHead, batch: TrainBatch, steps: int, noise: float = 0.0) -> list[Tensor]:

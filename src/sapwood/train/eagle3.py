@@ -109,7 +109,7 @@ class Eagle3Objective:
         texts, places = batch.labelled_places()
         target_probs = teacher.target_probs(batch.final[texts, places], head.vocabulary)
         best = target_probs.argmax(-1)
-        target_probs = harden(target_probs, best, self.hard)
+        target_probs = sharpen(target_probs, best, self.hard)
         known = head.t2d[batch.tokens[texts, places + 1]]  # the token is in the draft vocabulary
         losses = []
         agreement = []
@@ -147,7 +147,7 @@ def unroll(head: Eagle3Head, embedding: Tensor, batch: TrainBatch, steps: int) -
     return outputs
 
 
-def harden(target_probs: Tensor, best: Tensor, share: float) -> Tensor:
+def sharpen(target_probs: Tensor, best: Tensor, share: float) -> Tensor:
     """Probs [rows, tokens] with this share of their mass moved to the best token, in place."""
     target_probs *= 1 - share
     target_probs.scatter_add_(

@@ -18,7 +18,7 @@ from sapwood.core.part import at_least, between
 from sapwood.heads.falcon import BLOCK, FalconConfig, FalconHead
 from sapwood.train.batches import TrainBatch
 from sapwood.train.eagle import distance
-from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.labels import TargetLabels, decayed_loss, label
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.vocabulary import commonest
@@ -73,7 +73,7 @@ class FalconObjective:
             with torch.no_grad():
                 _, second = places_of(head, batch, ahead)
                 _, right = labels.loss(second[labels.texts, rows], head.output, weights)
-            ahead = glanced(batch, labels, float(1 - right) * self.glance)
+            ahead = rows_ahead(batch, labels, float(1 - right) * self.glance)
         losses = []
         agreement = []
         for states in places_of(head, batch, ahead):
@@ -81,10 +81,10 @@ class FalconObjective:
             loss, right = labels.loss(chosen, head.output, weights)
             losses.append(self.word * loss + self.state * (weights * distance(chosen, goal)).sum())
             agreement.append(right)
-        return weigh(losses, agreement, 1.0)
+        return decayed_loss(losses, agreement, 1.0)
 
 
-def glanced(batch: TrainBatch, labels: TargetLabels, share: float) -> Tensor:
+def rows_ahead(batch: TrainBatch, labels: TargetLabels, share: float) -> Tensor:
     """True for rows [batch, rows] that see two places ahead: a share of all, of even rows alone.
 
     Draws are seeded by the batch, so that a resumed run repeats them.
@@ -107,7 +107,7 @@ def places_of(head: FalconHead, batch: TrainBatch, ahead: Tensor) -> tuple[Tenso
     later = F.pad(states[:, BLOCK:], (0, 0, 0, BLOCK)), F.pad(tokens[:, BLOCK:], (0, BLOCK))
     states = torch.where(ahead[..., None], later[0], states)
     tokens = torch.where(ahead, later[1], tokens)
-    rows, _ = head.enter(head.embed(tokens), states)
+    rows, _ = head.input_rows(head.embed(tokens), states)
     place = torch.arange(count, device=tokens.device)
     query, key, value = head.project(rows, place.expand_as(tokens))
     found = []

@@ -34,7 +34,7 @@ class GlideObjective(MoaObjective):
         head = GlideHead(config).to(teacher.device)
         share_weights(head, teacher, counts)
         norm, keys, values = last_layer(teacher)
-        head.glimpse(norm.weight, keys.weight, values.weight)
+        head.attach_last_layer(norm.weight, keys.weight, values.weight)
         return head
 
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least, between
 from sapwood.heads.gumiho import SERIAL, GumihoConfig, GumihoHead
-from sapwood.heads.text_layers import causal, soften
+from sapwood.heads.text_layers import causal, scale_outputs_down
 from sapwood.train.batches import TrainBatch
 from sapwood.train.eagle import distance
 from sapwood.train.head_losses import share_tables
-from sapwood.train.labels import label, weigh
+from sapwood.train.labels import decayed_loss, label
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.unrolled import Keys, attend
@@ -66,7 +66,7 @@ class GumihoObjective:
         )
         head = GumihoHead(config).to(teacher.device)
         share_tables(head, teacher, counts)
-        soften(head.layers)
+        scale_outputs_down(head.layers)
         return head
 
     def loss(self, head: GumihoHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
@@ -81,7 +81,7 @@ class GumihoObjective:
             loss, right = labels.loss(found, head.output, weights)
             losses.append(self.word * loss + self.state * (weights * distance(found, goal)).sum())
             agreement.append(right)
-        return weigh(losses, agreement, self.decay)
+        return decayed_loss(losses, agreement, self.decay)
 
 
 def unroll(head: GumihoHead, batch: TrainBatch) -> list[Tensor]:
@@ -96,7 +96,7 @@ def unroll(head: GumihoHead, batch: TrainBatch) -> list[Tensor]:
     outputs = []
     for step in range(SERIAL):
         for number, (layer, keys) in enumerate(zip(causal(head.layers), seen, strict=True)):
-            states = head.enter(number, embeds[step], states)
+            states = head.input_rows(number, embeds[step], states)
             query, key, value = layer.project(states, positions + step)
             keys.append((key, value))
             read = layer.self_attn.o_proj(attend(query, keys).transpose(1, 2).flatten(2))

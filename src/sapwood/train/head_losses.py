@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sapwood.core.array_types import IntArray
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import label, weigh
+from sapwood.train.labels import decayed_loss, label
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.vocabulary import commonest
@@ -88,4 +88,4 @@ def compare_states(
         loss, right = labels.loss(norm(states[labels.texts, rows]), head.output, weights)
         losses.append(loss)
         agreement.append(right)
-    return weigh(losses, agreement, decay)
+    return decayed_loss(losses, agreement, decay)

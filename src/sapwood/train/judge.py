@@ -245,13 +245,13 @@ def fit(
         scores={
             "ranking": ranking(predicted, seen),
             "calibration": calibration(predicted, seen),
-            **excuses(predicted, seen),
+            **accepted_shares(predicted, seen),
         },
     )
     return FitResult(MlpBundle(KIND, {"judge": net}, {"layer": layer, "base": base}), report)
 
 
-def excuses(predicted: FloatArray, seen: BoolArray) -> dict[str, float]:
+def accepted_shares(predicted: FloatArray, seen: BoolArray) -> dict[str, float]:
     """Share of mismatches accepted at some thresholds, and share of harmless ones among them."""
     found: dict[str, float] = {}
     for threshold in (0.5, 0.7, 0.9):

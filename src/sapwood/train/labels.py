@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sapwood.train.batches import TrainBatch
-from sapwood.train.eagle3 import harden
+from sapwood.train.eagle3 import sharpen
 from sapwood.train.losses import soft_cross
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
@@ -57,11 +57,11 @@ def label(
     target_probs = teacher.target_probs(batch.final[texts, places], head.vocabulary)
     best = target_probs.argmax(-1)
     known = head.t2d[batch.tokens[texts, places + 1]]
-    probs = harden(target_probs, best, hard)
+    probs = sharpen(target_probs, best, hard)
     return TargetLabels(texts, places, probs, best, known, divergence)
 
 
-def weigh(losses: Sequence[Tensor], agreement: Sequence[Tensor], decay: float) -> LossResult:
+def decayed_loss(losses: Sequence[Tensor], agreement: Sequence[Tensor], decay: float) -> LossResult:
     """Loss of several steps, each weighing `decay` times the one before."""
     weights = [decay**step for step in range(len(losses))]
     total = torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum()

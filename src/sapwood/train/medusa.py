@@ -10,7 +10,7 @@ from sapwood.core.array_types import IntArray
 from sapwood.core.part import at_least
 from sapwood.heads.medusa import MedusaConfig, MedusaHeads
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import TargetLabels, label, weigh
+from sapwood.train.labels import TargetLabels, decayed_loss, label
 from sapwood.train.losses import check_divergence
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
@@ -63,7 +63,7 @@ class MedusaObjective:
             for step, (states, weights) in enumerate(answers(head, batch, labels))
         ]
         losses, agreement = zip(*results, strict=True)
-        return weigh(losses, agreement, self.decay)
+        return decayed_loss(losses, agreement, self.decay)
 
 
 def answers(

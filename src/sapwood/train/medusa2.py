@@ -13,7 +13,7 @@ from sapwood.core.part import at_least
 from sapwood.heads.medusa import MedusaConfig
 from sapwood.heads.medusa2 import Medusa2Heads
 from sapwood.train.batches import TrainBatch
-from sapwood.train.labels import label, weigh
+from sapwood.train.labels import decayed_loss, label
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
 from sapwood.train.tuned_target import TunedTarget
@@ -71,5 +71,5 @@ class Medusa2Objective:
             loss, right = labels.loss(chosen, heads.rows(step), weights)
             losses.append(loss)
             agreement.append(right)
-        result = weigh(losses, agreement, self.decay)
+        result = decayed_loss(losses, agreement, self.decay)
         return LossResult(own + self.share * result.loss, result.agreement)

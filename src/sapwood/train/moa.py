@@ -17,7 +17,7 @@ from sapwood.heads.moa import MoaConfig, MoaHead
 from sapwood.train.batches import TrainBatch
 from sapwood.train.eagle3 import Eagle3Objective
 from sapwood.train.head_losses import equalise, share_weights
-from sapwood.train.labels import label, weigh
+from sapwood.train.labels import decayed_loss, label
 from sapwood.train.losses import check_divergence
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
@@ -75,7 +75,7 @@ class MoaObjective:
             loss, right = labels.loss(chosen, head.output, weights)
             losses.append(loss)
             agreement.append(right)
-        return weigh(losses, agreement, self.decay)
+        return decayed_loss(losses, agreement, self.decay)
 
 
 def depths_of(head: MoaHead, batch: TrainBatch, count: int) -> list[Tensor]:

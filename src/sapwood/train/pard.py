@@ -18,7 +18,7 @@ from sapwood.core.part import at_least, between
 from sapwood.errors import SapwoodError
 from sapwood.train.batches import TrainBatch
 from sapwood.train.draft_model import PIECE, SPECIAL, DraftModelObjective, Student, load_first
-from sapwood.train.eagle3 import harden
+from sapwood.train.eagle3 import sharpen
 from sapwood.train.losses import soft_cross
 from sapwood.train.objective import LossResult
 from sapwood.train.teacher import Teacher
@@ -144,7 +144,7 @@ class PardObjective:
             best = probs.argmax(-1)
             weights = torch.ones_like(best, dtype=torch.float32)
             more, agreed = soft_cross(
-                states[part], student.output, harden(probs, best, self.hard), weights, best
+                states[part], student.output, sharpen(probs, best, self.hard), weights, best
             )
             loss = loss + more
             right = right + agreed

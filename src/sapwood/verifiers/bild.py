@@ -26,6 +26,6 @@ class Bild(Lenient):
     def __post_init__(self) -> None:
         between(0, 100, rollback=self.rollback)
 
-    def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
+    def accepts_instead(self, tree: Tree, child: int, belief: Belief) -> bool:
         """True when the token's -ln p is within the distance."""
         return surprise(tree, child, belief) <= self.rollback

@@ -28,7 +28,7 @@ class Consultant(Lenient):
         between(0, 100, limit=self.limit)
         between(0, 1, memory=self.memory)
 
-    def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
+    def accepts_instead(self, tree: Tree, child: int, belief: Belief) -> bool:
         """True when the average up to this token is within the limit."""
         first, *others = [surprise(tree, node, belief) for node in tree.path(child) if node != ROOT]
         mean = first

@@ -19,7 +19,7 @@ from sapwood.core.protocols import EngineContext, TargetProbs
 from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import Draw, Guarantee, Verdict
-from sapwood.verifiers.lenient import excuse
+from sapwood.verifiers.lenient import walk_leniently
 
 KIND = "judge"
 
@@ -50,9 +50,11 @@ class Judge(Part):
 
     def verify(self, tree: Tree, target: TargetProbs, position: int, rng: Rng) -> Verdict:
         """Walk along the target's own draws and tokens that the judge excuses."""
-        return excuse(tree, target, position, rng, lambda children: self.excused(children, target))
+        return walk_leniently(
+            tree, target, position, rng, lambda children: self.replacement(children, target)
+        )
 
-    def excused(self, children: list[int], target: TargetProbs) -> int | None:
+    def replacement(self, children: list[int], target: TargetProbs) -> int | None:
         """The child that is most likely harmless, if likely enough."""
         if not children or self.threshold >= 1:
             return None

@@ -24,20 +24,20 @@ from sapwood.core.types import Draw, Guarantee, Verdict
 Belief = Callable[[int], FloatArray]
 
 
-def excuse(
+def walk_leniently(
     tree: Tree,
     target: TargetProbs,
     position: int,
     rng: Rng,
-    pardon: Callable[[list[int]], int | None],
+    replacement: Callable[[list[int]], int | None],
 ) -> Verdict:
-    """Walk along the target's own tokens, or children that `pardon` picks where one is missing."""
+    """Walk along the target's own tokens, or children that `replacement` picks where they end."""
     path = [ROOT]
     while True:
         token = target.draw(path[-1], position + len(path), rng)
         child = tree.child(path[-1], token)
         if child is None:
-            child = pardon(tree.children(path[-1]))
+            child = replacement(tree.children(path[-1]))
         if child is None:
             return Verdict(tuple(path), token)
         path.append(child)
@@ -51,7 +51,7 @@ class Lenient(Part):
     guarantee: ClassVar[Guarantee] = Guarantee.LOSSY
     reads_q: ClassVar[bool] = False
 
-    def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
+    def accepts_instead(self, tree: Tree, child: int, belief: Belief) -> bool:
         """True when this child may replace the target's own token."""
         raise NotImplementedError
 
@@ -59,14 +59,14 @@ class Lenient(Part):
         """Walk along the target's own tokens and excused ones."""
         belief = cache(target.soft)
 
-        def pardon(children: list[int]) -> int | None:
+        def replacement(children: list[int]) -> int | None:
             if not children:
                 return None
             likes = belief(int(tree.parents[children[0]]))[tree.tokens[children]]
             best = children[int(np.argmax(likes))]
-            return best if self.excuses(tree, best, belief) else None
+            return best if self.accepts_instead(tree, best, belief) else None
 
-        return excuse(tree, target, position, rng, pardon)
+        return walk_leniently(tree, target, position, rng, replacement)
 
 
 def surprise(tree: Tree, child: int, belief: Belief) -> float:

@@ -31,7 +31,7 @@ class SpecDec(Lenient):
         at_least(1, top=self.top)
         between(0, 100, gap=self.gap)
 
-    def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
+    def accepts_instead(self, tree: Tree, child: int, belief: Belief) -> bool:
         """True when the token is among the best and near the best."""
         probs = belief(int(tree.parents[child]))
         own = probs[tree.tokens[child]]

@@ -28,7 +28,7 @@ class Threshold(Lenient):
     def __post_init__(self) -> None:
         between(0, 1, base=self.base, slope=self.slope)
 
-    def excuses(self, tree: Tree, child: int, belief: Belief) -> bool:
+    def accepts_instead(self, tree: Tree, child: int, belief: Belief) -> bool:
         """True when the target gives the token enough probability."""
         parent = int(tree.parents[child])
         floor = self.base + self.slope * (1.0 - certainty_at(tree, parent))

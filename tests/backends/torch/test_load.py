@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sapwood.backends.torch import load as module
-from sapwood.backends.torch.load import anew, brief, build, find_device, find_dtype, load
+from sapwood.backends.torch.load import brief, build, find_device, find_dtype, load, repair_advice
 from sapwood.errors import SapwoodError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -159,8 +159,8 @@ def test_damage_in_our_own_cache_says_what_to_delete(
 ) -> None:
     monkeypatch.setenv("SAPWOOD_CACHE", str(tmp_path))
     own = tmp_path / "models" / "one"
-    assert anew(own) == f"delete {own}, it is made again"
-    assert anew(tmp_path.parent / "elsewhere") == "download it again"
+    assert repair_advice(own) == f"delete {own}, it is made again"
+    assert repair_advice(tmp_path.parent / "elsewhere") == "download it again"
 
 
 @pytest.mark.parametrize(

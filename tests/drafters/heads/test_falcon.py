@@ -23,7 +23,7 @@ from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
 from sapwood.train.batches import TrainBatch
-from sapwood.train.falcon import FalconObjective, glanced, places_of
+from sapwood.train.falcon import FalconObjective, places_of, rows_ahead
 from sapwood.train.labels import label
 from sapwood.verifiers.match import Match
 from sapwood.verifiers.rrs import Rrs
@@ -191,11 +191,11 @@ def test_a_glance_shows_rows_the_state_and_token_two_places_ahead() -> None:
     head = random_head(SMALL, teacher())
     batch = batch_of(SMALL, teacher(), [0, 3])
     labels = label(head, teacher(), batch, 0.0)
-    ahead = glanced(batch, labels, 0.2)
+    ahead = rows_ahead(batch, labels, 0.2)
     rows, _ = labels.rows(1)
     assert int(ahead.sum()) == int(0.2 * len(rows))
     assert not ahead[:, 1::2].any()
-    assert torch.equal(ahead, glanced(batch, labels, 0.2))
+    assert torch.equal(ahead, rows_ahead(batch, labels, 0.2))
     table = teacher().embedding
     pairs = []
     for place in range(9):

@@ -215,7 +215,9 @@ def make_glide(vocab: int = 61, draft_vocab: int = 40) -> GlideHead:
         GlideHead(MoaConfig(SHAPE, vocab, draft_vocab, (1,))), 0.15, vocab, draft_vocab
     )
     attention = layer.self_attn
-    made.glimpse(layer.input_layernorm.weight, attention.k_proj.weight, attention.v_proj.weight)
+    made.attach_last_layer(
+        layer.input_layernorm.weight, attention.k_proj.weight, attention.v_proj.weight
+    )
     return made
 
 

@@ -83,7 +83,7 @@ class LlamaCppSession:
     def begin(self, tree: Tree, since: int) -> DecodeRows:
         """The rows of a tree's nodes from `since` on, branch by branch, after `check`."""
         if since < len(self._tokens):
-            self._retreat(since)
+            self._drop_nodes(since)
         parents: list[int] = tree.parents.tolist()
         found, through = branches(parents, since)
         lanes = [self._branch(branch.stem) for branch in found]
@@ -131,7 +131,7 @@ class LlamaCppSession:
             self._held[lane] = self._length
         return lane
 
-    def _retreat(self, since: int) -> None:
+    def _drop_nodes(self, since: int) -> None:
         """Drop the scored nodes from `since` on."""
         if not since:
             self.drop()

@@ -161,7 +161,7 @@ class TorchBackend:
         slots = self.pool.start(tokens, tenant)
         session = TorchSession(slots, slots.found)
         if session.length:
-            session.read = PromptStates(self.network.speak, [slots.states()])
+            session.read = PromptStates(self.network.compute_logits, [slots.states()])
         return session
 
     @torch.inference_mode()
@@ -170,7 +170,7 @@ class TorchBackend:
     ) -> list[TargetOutput]:
         """One pass over all trees and chunks; row i of a result is node `since + i`.
 
-        Chunks are committed, trees are not. Nodes that `enter` has run go through the other
+        Chunks are committed, trees are not. Nodes that `layer_input` has run go through the other
         layers only.
         """
         chunks = [chunk for chunk in chunks if len(chunk.tokens)]
@@ -216,7 +216,7 @@ class TorchBackend:
         states, kept = self.network.read(
             PassInput(np.asarray(chunk.tokens, np.int64), [block], [span]), self._watched
         )
-        session.learn(chunk.tokens, {**kept, self.layers: states}, self.network.speak)
+        session.learn(chunk.tokens, {**kept, self.layers: states}, self.network.compute_logits)
 
     def _pass(
         self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk] = ()
@@ -254,7 +254,7 @@ class TorchBackend:
         for session, job, own in zip(trees, work, states, strict=False):
             session.scored(job.tree, own if job.lookahead is None else nodes_of(job, own))
         for session, chunk, own in zip(texts, chunks, states[len(work) :], strict=True):
-            session.learn(chunk.tokens, own, self.network.speak)
+            session.learn(chunk.tokens, own, self.network.compute_logits)
         mine = zip(spans, states, work, strict=False)
         return [
             split_output(
@@ -304,7 +304,7 @@ class TorchBackend:
         self._divisible.check_layer(layer)
 
     @torch.inference_mode()
-    def enter(self, work: TreeInput, layer: int) -> torch.Tensor:
+    def layer_input(self, work: TreeInput, layer: int) -> torch.Tensor:
         """Run a tree through the layers before this one; its input at each node, [nodes, width].
 
         The nodes from `work.since` on are run, and returned, if those before it were entered in
@@ -319,7 +319,7 @@ class TorchBackend:
             before = None  # another drafter has overwritten the nodes: all are run
         since = 0 if before is None else work.since
         block, span = session.begin(work.tree, since)
-        states, kept = self._divisible.enter(
+        states, kept = self._divisible.layer_input(
             PassInput(work.tree.tokens[since:], [block], [span]), self._kept(), layer
         )
         session.entered = (
@@ -330,7 +330,7 @@ class TorchBackend:
         return states[work.since - since :]
 
     def _resume(self, job: TreeInput) -> TargetOutput | None:
-        """Run the other layers of a tree that `enter` has begun; None if there is none."""
+        """Run the other layers of a tree that `layer_input` has begun; None if there is none."""
         session = self._own(job)
         entered = session.entered
         fresh = job.since > 0 or job.lookahead is not None
@@ -339,7 +339,7 @@ class TorchBackend:
             return None
         if (nodes < 0).any():  # the leaves, which no drafter has expanded
             whole, nodes = entered.grown(job.tree, nodes)
-            self.enter(TreeInput(session, whole, len(entered.states)), entered.layer)
+            self.layer_input(TreeInput(session, whole, len(entered.states)), entered.layer)
             entered = session.entered
             assert entered is not None
         session.slots.move((session.length + nodes).tolist(), session.length)
@@ -357,7 +357,7 @@ class TorchBackend:
     def logits_of(self, states: Any) -> TargetOutput:
         """Output of final hidden states [rows, width]."""
         rows = torch.as_tensor(states, dtype=self.dtype, device=self.device)
-        return TorchOutput(self.network.speak(rows))
+        return TorchOutput(self.network.compute_logits(rows))
 
     def variant(
         self,

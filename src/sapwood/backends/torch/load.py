@@ -91,7 +91,7 @@ def load_any(
         with quiet():
             read = read_model(folder, model, place, kind)
             if read._is_stateful:
-                return plainly(read, model, folder, dtype), own
+                return recurrent_backend(read, model, folder, dtype), own
             found = TorchBackend(read, model) if stock else build(read, model, dtype, progress)
             if found.network.precision in PACKED:
                 prepare_kernels(found, progress)
@@ -116,7 +116,7 @@ def with_adapter(folder: Path, model: str, lora: str, progress: Progress) -> tup
     return merged_folder(folder, adapter, progress), adapted_name(model, adapter)
 
 
-def plainly(model: Any, name: str, folder: Path, dtype: str | None) -> RecurrentBackend:
+def recurrent_backend(model: Any, name: str, folder: Path, dtype: str | None) -> RecurrentBackend:
     """A backend for a model with a running state, which decodes plainly."""
     if dtype in PACKED:
         raise SapwoodError(f"model {name!r} cannot be run in {dtype} here; use float32")
@@ -313,7 +313,7 @@ def read_model(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         reason = f"has a configuration that transformers cannot read: {brief(error)}"
-        raise SapwoodError(f"model {name!r} {reason}; {anew(folder)}") from error
+        raise SapwoodError(f"model {name!r} {reason}; {repair_advice(folder)}") from error
     found = model_class(config, name)
     if not any(folder.glob("*.safetensors")):
         if any(path.suffix in PICKLES for path in folder.iterdir()):
@@ -347,7 +347,8 @@ def read_model(
         ) from error
     except Exception as error:
         raise SapwoodError(
-            f"model {name!r} has weights that cannot be read: {brief(error)}; {anew(folder)}"
+            f"model {name!r} has weights that cannot be read: {brief(error)}; "
+            f"{repair_advice(folder)}"
         ) from error
     for fault, kind in (
         ("missing_keys", "lacks weights"),
@@ -355,7 +356,8 @@ def read_model(
     ):
         if report[fault]:
             raise SapwoodError(
-                f"model {name!r} {kind}: {sorted(map(str, report[fault]))[0]}; {anew(folder)}"
+                f"model {name!r} {kind}: {sorted(map(str, report[fault]))[0]}; "
+                f"{repair_advice(folder)}"
             )
     return model
 
@@ -366,7 +368,7 @@ def read_quietly(folder: Path, name: str, device: torch.device, dtype: torch.dty
         return read_model(folder, name, device, dtype).eval()
 
 
-def anew(folder: Path) -> str:
+def repair_advice(folder: Path) -> str:
     """Advice for a damaged folder."""
     return (
         f"delete {folder}, it is made again"

@@ -99,13 +99,13 @@ class Network(Protocol):
     def read(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run a pass without the output head: final states [rows, width], and watched inputs."""
 
-    def speak(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits of final states, [rows, vocab], with the same best tokens as those of `score`."""
 
     def score(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
         """Run a pass; logits [rows, vocab] and the inputs of watched layers."""
 
-    def adopt(self, net: nn.Module) -> Any:
+    def convert_head(self, net: nn.Module) -> Any:
         """A trained head in the dtype and on the device of this network."""
 
 
@@ -152,7 +152,9 @@ class PartialNetwork(Network, Protocol):
     def check_layer(self, layer: int) -> None:
         """Refuse a model that cannot be split before this layer."""
 
-    def enter(self, rows: PassInput, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
+    def layer_input(
+        self, rows: PassInput, watched: Collection[int], layer: int
+    ) -> tuple[Tensor, Kept]:
         """Run the layers before this one: its input [rows, width], and watched inputs."""
 
     def resume(

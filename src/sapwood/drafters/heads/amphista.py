@@ -35,4 +35,6 @@ class Amphista(TextLayersBase):
         nodes = [node for node, _ in frontier]
         depths = tree.depths[nodes].tolist()
         tree.states.update(zip(nodes, self.outputs_[depths], strict=True))
-        self._speak(tree, frontier, self.logits_[depths], rng, self.sampler_, self.committed_)
+        self._add_children(
+            tree, frontier, self.logits_[depths], rng, self.sampler_, self.committed_
+        )

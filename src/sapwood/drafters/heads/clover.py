@@ -46,7 +46,9 @@ class Clover(TextLayersBase):
             states = torch.stack([self.states_[node] for node, _ in level])
             outputs = self.net.outputs(states, depth)
             tree.states.update(zip([node for node, _ in level], outputs, strict=True))
-            self._speak(tree, level, self.net.logits(outputs), rng, self.sampler_, self.committed_)
+            self._add_children(
+                tree, level, self.net.logits(outputs), rng, self.sampler_, self.committed_
+            )
 
     def _step(self, tree: Tree, nodes: list[int], before: "Tensor") -> None:
         """Compute the states of these nodes from their parents' states, [nodes, width]."""

@@ -143,7 +143,7 @@ class Eagle3(Part, WholeTreeDrafter):
             from sapwood.heads.load_head import head_for
 
             net: Any
-            net, own = head_for(target, self.head, self.trained, adopt=True)
+            net, own = head_for(target, self.head, self.trained, convert=True)
             self.embedding = self.embedding if own is None else own
         else:
             net = self.head
@@ -338,12 +338,12 @@ class Eagle3(Part, WholeTreeDrafter):
             text = np.ones((len(nodes), cache.text - 1), bool)
             mask = torch.from_numpy(np.concatenate((text, seen), 1)).to(self.embedding.device)
         start = cache.text - 1 + first  # the root's row is the last one of the text
-        states, query = self._enter(cache.outputs[above], tokens, positions, start)
+        states, query = self._write_keys(cache.outputs[above], tokens, positions, start)
         outputs = self._finish(states, query, start + len(nodes), mask)
         cache.outputs[first : first + len(nodes)] = outputs
         tree.states.update(zip(nodes, outputs, strict=True))
 
-    def _enter(
+    def _write_keys(
         self, states: "Tensor", tokens: "Tensor", positions: "Tensor", start: int
     ) -> tuple["Tensor", "Tensor"]:
         """Write keys and values of rows [rows, width] from slot `start` on."""

@@ -95,7 +95,7 @@ class EarlyExit(HeadBase):
             outputs = self.layers_.outputs(tree, nodes)
             tree.states.update(zip(nodes, outputs, strict=True))
             logits = self.net.output_logits(outputs)
-            self._speak(tree, frontier, logits, rng, self.sampler_, committed)
+            self._add_children(tree, frontier, logits, rng, self.sampler_, committed)
 
     def observe(self, outcome: Outcome) -> None:
         """Take the target's states of the accepted path, or commit it in the short model."""

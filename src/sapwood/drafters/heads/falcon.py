@@ -109,7 +109,7 @@ class Falcon(HeadBase):
             )
             tree.states.update(zip(nodes, states, strict=True))
             logits = self.net.logits(states)
-            self._speak(tree, frontier, logits, rng, self.sampler_, self.committed_)
+            self._add_children(tree, frontier, logits, rng, self.sampler_, self.committed_)
 
     def _read(self) -> bool:
         """Make rows of the new text and the block of its last two; False while it has only one."""
@@ -117,7 +117,7 @@ class Falcon(HeadBase):
 
         for states, tokens in self.unread_:
             words = torch.tensor(list(tokens), device=states.device)
-            rows, self.carry_ = self.net.enter(
+            rows, self.carry_ = self.net.input_rows(
                 self.net.embed(words)[None], states[None], self.carry_
             )
             first = self.committed_ - sum(len(later) for _, later in self.unread_)
@@ -157,7 +157,7 @@ class Falcon(HeadBase):
         hidden, cell = (
             torch.cat([block.carry[part] for block in above], 1).contiguous() for part in (0, 1)
         )
-        rows, carry = self.net.enter(
+        rows, carry = self.net.input_rows(
             self.net.embed(tokens), torch.stack([block.states for block in above]), (hidden, cell)
         )
         depths = torch.from_numpy(np.asarray(tree.depths[pairs])).to(device)

@@ -42,4 +42,4 @@ class GatedMasks(LookaheadBase):
                 [int(tree.tokens[node]) for node, _ in able], device=states.device
             )
             logits = self.net.output_logits(self.net.sampled(states, tokens))
-        self._speak(tree, able, logits, rng, self.sampler_, self.committed_)
+        self._add_children(tree, able, logits, rng, self.sampler_, self.committed_)

@@ -44,7 +44,9 @@ class Gumiho(TextLayersBase):
         self._parallel(tree, [node for node in dict.fromkeys(second) if node not in self.later_])
         states = torch.stack([self._output(path) for path in paths.values()])
         tree.states.update(zip(nodes, states, strict=True))
-        self._speak(tree, frontier, self.net.logits(states), rng, self.sampler_, self.committed_)
+        self._add_children(
+            tree, frontier, self.net.logits(states), rng, self.sampler_, self.committed_
+        )
 
     def _output(self, path: list[int]) -> "Tensor":
         """The state [width] from which children of the last node of a path are drafted."""
@@ -62,7 +64,7 @@ class Gumiho(TextLayersBase):
         x = self.states_[ROOT].expand(len(nodes), -1)[None]
         positions = torch.full((1, len(nodes)), self.committed_, device=x.device)
         for number, (layer, cache) in enumerate(zip(self.net.layers, self.caches_, strict=True)):
-            x = self.net.enter(number, embeds, x)
+            x = self.net.input_rows(number, embeds, x)
             query, key, value = layer.project(x, positions)
             cache.write(key, value, cache.text)
             stop = cache.text + len(nodes)

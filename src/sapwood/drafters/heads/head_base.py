@@ -87,7 +87,7 @@ class HeadBase(Part):
             )
         return net
 
-    def _speak(
+    def _add_children(
         self,
         tree: Tree,
         frontier: Frontier,

@@ -30,4 +30,6 @@ class Hydra(LastStateBase):
             paths = torch.tensor([tree.spell(node) for node, _ in level], device=thought.device)
             states = self.net.states(thought.expand(len(level), -1), paths)
             tree.states.update(zip([node for node, _ in level], states, strict=True))
-            self._speak(tree, level, self.net.logits(states), rng, self.sampler_, self.committed_)
+            self._add_children(
+                tree, level, self.net.logits(states), rng, self.sampler_, self.committed_
+            )

@@ -76,4 +76,4 @@ class MarginalBase(LookaheadBase):
             return
         rows = [self.found_.logits(self.rows_[int(tree.depths[node])]) for node, _ in able]
         logits = torch.from_numpy(np.stack(rows))
-        self._speak(tree, able, logits, rng, self.sampler_, self.committed_)
+        self._add_children(tree, able, logits, rng, self.sampler_, self.committed_)

@@ -65,7 +65,9 @@ class Medusa(LastStateBase):
                 probs = chances[depth, :width].tolist()
                 tree.extend(node, guesses, probs, source=self.source)
             return
-        self._speak(tree, frontier, self.logits_[depths], rng, self.sampler_, self.committed_)
+        self._add_children(
+            tree, frontier, self.logits_[depths], rng, self.sampler_, self.committed_
+        )
 
     def _best(self, logits: "Tensor", wide: int) -> tuple[IntArray, FloatArray]:
         """Best tokens of every head and their probabilities; cached within a round."""

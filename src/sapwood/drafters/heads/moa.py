@@ -99,7 +99,7 @@ class Moa(HeadBase):
             outputs = self.tokens_.take([self.rows_[node] for node in nodes]).clone()
             tree.states.update(zip(nodes, outputs, strict=True))
             logits = self.net.logits(outputs)
-            self._speak(tree, frontier, logits, rng, self.sampler_, self.committed_)
+            self._add_children(tree, frontier, logits, rng, self.sampler_, self.committed_)
 
     def _read(self) -> None:
         """Write both kinds of keys of new text, which ends before the root."""

@@ -194,9 +194,9 @@ class Online(Part):
         width = eagle.net.config.shape.width
         self.correction = LogitCorrection(self.memory, self.rate, width, eagle.embedding)
         self.allowance = TimeAllowance(self.seconds, self.now)
-        self._rehearse(setting.target.info.vocab)
+        self._time_one_step(setting.target.info.vocab)
 
-    def _rehearse(self, vocab: int) -> None:
+    def _time_one_step(self, vocab: int) -> None:
         """Time a step in advance, so that the time of the first one while serving is known."""
         import numpy as np
         import torch

@@ -84,7 +84,7 @@ class Recurrent(HeadBase):
                 )
             states = self.states_[[self.rows_[node] for node in nodes]]
             logits = self.net.logits(self.net.outputs(states, first.expand_as(states)))
-            self._speak(tree, frontier, logits, rng, self.sampler_, self.committed_)
+            self._add_children(tree, frontier, logits, rng, self.sampler_, self.committed_)
 
     def _step(self, tree: Tree, nodes: list[int], before: "Tensor") -> None:
         """Compute the states of these nodes from their parents' states, [nodes, width]."""

@@ -1,8 +1,9 @@
 """One request's early-exit draft over the target's own first layers, which are run once.
 
-The target's session runs each drafted node through its first layers (`LayerSplit.enter`) and keeps
-their keys and values; its next pass goes on from there. Only the adapter has keys of its own: those
-of the text, made of the target's states there, and behind them those of the nodes drafted so far.
+The target's session runs each drafted node through its first layers (`LayerSplit.layer_input`) and
+keeps their keys and values; its next pass goes on from there. Only the adapter has keys of its own:
+those of the text, made of the target's states there, and behind them those of the nodes drafted so
+far.
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,7 @@ class SharedLayers:
         assert self.scratch is not None
         done = len(self.made)
         if len(self.scratch) > done:
-            states = self.split.enter(TreeInput(self.session, self.scratch, done), self.layer)
+            states = self.split.layer_input(TreeInput(self.session, self.scratch, done), self.layer)
             self.made = torch.cat((self.made, self._adapt(states, done)))
         return self.made[rows]
 

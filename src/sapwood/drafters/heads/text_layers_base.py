@@ -109,7 +109,7 @@ class TextLayersBase(HeadBase):
         x = states[None].to(embeds.dtype)
         self.last_ = []
         for number, (layer, cache) in enumerate(zip(self.net.layers, self.caches_, strict=True)):
-            x = self.net.enter(number, embeds, x)
+            x = self.net.input_rows(number, embeds, x)
             query, key, value = layer.project(x, positions)
             cache.write(key, value, cache.text)
             cache.text += rows

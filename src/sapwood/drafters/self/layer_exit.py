@@ -78,7 +78,7 @@ class LayerExit(Part):
         """States behind the first layers at these nodes, [nodes, width]."""
         if not all(node in tree.states for node in nodes):
             whole = tree.keep(range(len(tree)))
-            rows = self.split.enter(TreeInput(self.session_, whole), self.exit_layer)
+            rows = self.split.layer_input(TreeInput(self.session_, whole), self.exit_layer)
             return numbers(rows)[list(nodes)]
         return np.concatenate([numbers(tree.states[node][None]) for node in nodes])
 

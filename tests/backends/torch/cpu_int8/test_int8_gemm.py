@@ -198,7 +198,7 @@ def test_a_pass_in_two_parts_shows_and_says_the_same(
         tree = random_tree(9)
         backend.watch([0, 1, 2])
         session = backend.open(TEXT)
-        entered = backend.enter(TreeInput(session, tree), 1)
+        entered = backend.layer_input(TreeInput(session, tree), 1)
         [late] = backend.score([TreeInput(session, tree)])
         [whole] = backend.score([TreeInput(backend.open(TEXT), tree)])
         assert np.array_equal(late.logits(8), whole.logits(8))

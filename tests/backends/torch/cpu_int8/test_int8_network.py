@@ -260,7 +260,7 @@ def test_attention_against_a_slow_reference() -> None:
     results = np.empty((1, 2), np.float32)
     attention.multiply(queries, planes[0], runs, products)
     bits = np.empty(keys, np.int32)
-    attention.weigh(
+    attention.softmax_weights(
         products, steps, sizes, runs, length, np.array([0, 3]), seen, results, bits, np.float32(0)
     )
     attention.gather(products, planes[1], runs, sums)

@@ -288,7 +288,7 @@ def test_loading_takes_the_fused_backend_where_it_can(monkeypatch: pytest.Monkey
     ):
         backend = on_cuda(tiny_models.make(name, dtype).to(DEVICE), name, lambda message: None)
         assert isinstance(backend, CudaBackend) == fused
-        assert backend.network.adopt(backend.model) is backend.model
+        assert backend.network.convert_head(backend.model) is backend.model
     assert len(prepared) == 1
 
 

@@ -15,7 +15,7 @@ require()
 
 from sapwood.backends.torch.cuda.kernels import launch
 from sapwood.backends.torch.cuda.kernels.linear import project
-from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, enter
+from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows
 from sapwood.backends.torch.cuda.kernels.prenorm import LEFT, NormBuffers, NormScale, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes, project_heads
 from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig
@@ -165,7 +165,7 @@ def test_a_pass_begins_with_rows_of_a_table_and_angles_of_their_positions(
     angles = torch.rand(9, 12, device=DEVICE)
     positions = torch.tensor([8, 0, 3, 3], device=DEVICE)
     turns = torch.zeros(6, 12, device=DEVICE)
-    enter(rows, table, given, before, angles, positions, turns)
+    embed_rows(rows, table, given, before, angles, positions, turns)
     assert torch.equal(turns, torch.cat((angles[positions], turns.new_zeros(2, 12))))
     assert torch.equal(rows.x, table[lines])
     close(rows.norm_buffers.scaled[:4], table[lines].double() * rows.scale.norm.double())

@@ -176,4 +176,4 @@ def test_a_sampler_reads_the_logits_that_are_there_now(network: Still) -> None:
 
 def test_a_trained_head_is_taken_as_it_is(network: Still) -> None:
     head = torch.nn.Linear(2, 2)
-    assert network.adopt(head) is head
+    assert network.convert_head(head) is head

@@ -227,7 +227,7 @@ def weigh_row(
 
 
 @compiled
-def weigh(
+def softmax_weights(
     # [kv heads, rows * group, keys] of queries and keys, in; integer weights, out
     products: Any,
     steps: Any,  # [kv heads, rows * group]

@@ -152,7 +152,7 @@ def scale_products(
 
 
 @compiled
-def weigh(
+def softmax_terms(
     row: Any, step: Any, sizes: Any, runs: Any, length: int, first: int, seen: Any, marks: Any
 ) -> Any:
     """Softmax terms of products [keys], which `divide` multiplies by marks[1].
@@ -300,7 +300,7 @@ def read_group(
     for g in range(group):
         step = work.steps[r, k * group + g]
         first = sessions.oldest[sight, r]
-        marks[3 + g] = weigh(
+        marks[3 + g] = softmax_terms(
             weights[g, :keys], step, sizes[:, k], runs, piece[LENGTH], first, seen, marks
         )
         divide(weights[g, :keys], sizes[:, k], runs, marks[1], planes[1, k], shares[g], sums[:, g])

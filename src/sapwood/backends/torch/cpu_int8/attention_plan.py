@@ -73,7 +73,7 @@ class AttentionRows:
         elif not self.few:
             self.copy, self.copy_array = pair(kv_heads, self.keys, net.head_width)
 
-    def weigh(self, layer: int, window: int, cap: np.float32) -> None:
+    def softmax_weights(self, layer: int, window: int, cap: np.float32) -> None:
         """Compute attention: from queries and keys to weighted sums of values."""
         keys = 2 * layer
         values = 2 * layer + 1
@@ -84,7 +84,7 @@ class AttentionRows:
             )
         else:
             torch.bmm(self.queries, self._side_by_side(keys).transpose(1, 2), out=self.products)
-        attention.weigh(
+        attention.softmax_weights(
             self.product_array,
             self.steps,
             self.size_array[keys : keys + 2],

@@ -120,7 +120,7 @@ def leaf_value(grown: Any, node: int) -> Any:
 
 
 @compiled
-def enter(node: int, value: Any, leaves: Any, values: Any, count: int, most: int) -> int:
+def insert_leaf(node: int, value: Any, leaves: Any, values: Any, count: int, most: int) -> int:
     """Insert a node into the best leaves, best first, ties by node number; their number."""
     if count == most and value <= values[count - 1]:
         return count
@@ -149,7 +149,7 @@ def pick(rule: Any, best: Any, grown: Any, leaves: Any, most: int) -> int:
         if grown.depths[node] < rule.depth:
             value = leaf_value(grown, node)
             if value > enough:
-                count = enter(node, value, leaves, values, count, most)
+                count = insert_leaf(node, value, leaves, values, count, most)
     for place in range(count):
         gain += values[place] * rule.chance - least
     return count if not priced or gain > rule.level else 0

@@ -129,7 +129,7 @@ class Int8EagleLayer:
         gated, gated_array = pair(rows, shape.inner)
         scales = np.empty(rows, np.float32)
         bits = np.empty(shape.inner, np.int32)
-        pointwise.enter(x.numpy(), self.middle_norm, self.eps, entered_array, scales)
+        pointwise.norm_rows(x.numpy(), self.middle_norm, self.eps, entered_array, scales)
         pointwise.gate(self.gate_up(entered).numpy(), scales, gated_array, scales, bits)
         pointwise.add(x.numpy(), self.down(gated).numpy(), scales)
         return x[None]
@@ -183,20 +183,22 @@ class Int8Eagle3:
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [rows, draft vocab]."""
         if self.midlayer.streamed:
-            return self._speak(outputs, 0)[0]
+            return self._logits_and_best(outputs, 0)[0]
         entered, array = pair(*outputs.shape)
         scales, scale_array = pair(len(outputs), 1)
-        pointwise.enter(outputs.contiguous().numpy(), self.norm, self.eps, array, scale_array[:, 0])
+        pointwise.norm_rows(
+            outputs.contiguous().numpy(), self.norm, self.eps, array, scale_array[:, 0]
+        )
         return self.head(entered).mul_(scales)
 
     def best(self, outputs: Tensor, count: int) -> tuple[IntArray, FloatArray] | None:
         """Best tokens of each row and their probs, both [rows, count]; None without our kernels."""
         if not self.midlayer.streamed:
             return None
-        _, ids, chances = self._speak(outputs, min(count, self.head.outputs))
+        _, ids, chances = self._logits_and_best(outputs, min(count, self.head.outputs))
         return self.tokens[ids], chances
 
-    def _speak(self, outputs: Tensor, count: int) -> tuple[Tensor, IntArray, FloatArray]:
+    def _logits_and_best(self, outputs: Tensor, count: int) -> tuple[Tensor, IntArray, FloatArray]:
         """Logits, and the best tokens of each row."""
         rows = len(outputs)
         vocab = self.head.outputs
@@ -206,7 +208,7 @@ class Int8Eagle3:
         grid = np.zeros((rows, self.head.packed.depth * DEEP), np.uint8)
         scales = np.empty(rows, np.float32)
         TEAM.run(
-            eagle_kernels.speak,
+            eagle_kernels.draft_logits,
             outputs.contiguous().numpy(),
             self.norm,
             self.eps,

@@ -235,7 +235,7 @@ def choose(row: Any, scratch: Any, ids: Any, chances: Any) -> None:
 
 
 @compiled
-def speak(
+def draft_logits(
     rows: Any, norm: Any, eps: Any, place: Any, whole: Any, scales: Any, logits: Any, vocab: int,
     ids: Any, chances: Any, counters: Any, worker: int, workers: int,
 ) -> int:  # fmt: skip

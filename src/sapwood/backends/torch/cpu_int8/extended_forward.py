@@ -45,7 +45,7 @@ from sapwood.backends.torch.cpu_int8.forward import (
     put_row,
     shrink_rows,
 )
-from sapwood.backends.torch.cpu_int8.forward import speak as speak_plain
+from sapwood.backends.torch.cpu_int8.forward import project_logits as project_plain_logits
 from sapwood.backends.torch.cpu_int8.int_attention import IntKeys, decay, products_maker
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, LINE, borrow
 from sapwood.backends.torch.cpu_int8.pass_args import (
@@ -177,11 +177,11 @@ def gate_columns(
 
 
 @inlined
-def speak(
+def project_logits(
     net: Any, extra: Any, work: Any, room: Any, start: int, stop: int, after: int, worker: int
 ) -> None:
     """Some blocks of the logits."""
-    speak_plain(net, work, start, stop, after)
+    project_plain_logits(net, work, start, stop, after)
     if extra.logit_cap > F(0.0):
         scratch = room.caps[worker]
         for r in range(work.logits.shape[0]):
@@ -213,7 +213,7 @@ def multiply_wide(queries: Any, keys: Any, runs: Any, products: Any, count: int)
 
 
 @compiled
-def weigh(
+def softmax_terms(
     row: Any,
     step: Any,
     sizes: Any,
@@ -225,7 +225,7 @@ def weigh(
     scratch: Any,
     marks: Any,
 ) -> Any:
-    """`attention_pass.weigh` with soft caps."""
+    """`attention_pass.softmax_terms` with soft caps."""
     keys = row.shape[0]
     start = row.ctypes.data
     for j in range(min(first, length)):
@@ -264,7 +264,7 @@ def read_group(
     seen = sessions.seen[sight, piece[SEEN] + place * most : piece[SEEN] + place * most + nodes]
     sums[:] = F(0.0)
     for g in range(group):
-        marks[3 + g] = weigh(
+        marks[3 + g] = softmax_terms(
             weights[g, :keys], work.steps[r, k * group + g], sizes[:, k], runs, piece[LENGTH],
             sessions.oldest[sight, r], seen, extra.attention_cap, room.caps[worker], marks,
         )  # fmt: skip
@@ -333,7 +333,7 @@ def act(
     elif kind == EXPERT_GATE:
         gate_experts(net, extra, work, room, layer, start, stop, worker)
     elif kind == SPEAK:
-        speak(net, extra, work, room, start, stop, after, worker)
+        project_logits(net, extra, work, room, start, stop, after, worker)
     else:
         if added != NOTHING:
             add_rows(net, extra, work, room, -added, start, stop)

@@ -168,9 +168,9 @@ class ExtendedNetwork(Int8Network):
         """True if the pass is in the compile cache."""
         return known()
 
-    def speak(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits by the int8 output head, with the model's soft cap."""
-        logits = super().speak(states)
+        logits = super().compute_logits(states)
         if self.extra.logit_cap > 0:
             scratch = np.empty((2, logits.shape[1]), np.float32)
             for row in logits.numpy():
@@ -214,7 +214,7 @@ class ExtendedNetwork(Int8Network):
     ) -> Floats:
         """Outputs of attention, [rows, width], before their scales."""
         net = self.net
-        y = layer.qkv(self._enter(index, layer.norm, x, scales)).numpy()
+        y = layer.qkv(self._scaled_inputs(index, layer.norm, x, scales)).numpy()
         if self.extra.row_norms.shape[1]:
             queries = net.heads * net.head_width
             for r, row in enumerate(y):
@@ -226,7 +226,7 @@ class ExtendedNetwork(Int8Network):
 
     def _mlp(self, index: int, layer: Int8Layer, x: Tensor, scales: Floats) -> Floats:
         """Outputs of the MLP, [rows, width], before their scales."""
-        y = layer.gate_up(self._enter(index, layer.mlp_norm, x, scales)).numpy()
+        y = layer.gate_up(self._scaled_inputs(index, layer.mlp_norm, x, scales)).numpy()
         gated, gated_array = pair(len(x), self.net.inner)
         bits = np.empty(self.net.inner, np.int32)
         pointwise.gate_with(
@@ -238,7 +238,7 @@ class ExtendedNetwork(Int8Network):
         """Add the outputs of each row's experts to the residual stream."""
         net = self.net
         rows = len(x)
-        entered = self._enter(index, layer.mlp_norm, x, scales)
+        entered = self._scaled_inputs(index, layer.mlp_norm, x, scales)
         picks, slots = (np.empty((rows, net.chosen), np.int64) for _ in range(2))
         shares = np.empty((rows, net.chosen), np.float32)
         routes = np.empty((2, net.experts), np.float32)
@@ -268,11 +268,11 @@ class ExtendedNetwork(Int8Network):
         for r, row in enumerate(x.numpy()):
             experts.add_experts(row, y, factors, slots[r], shares[r], norm, self.eps, spare)
 
-    def _enter(self, index: int, norm: Floats, x: Tensor, scales: Floats) -> Tensor:
+    def _scaled_inputs(self, index: int, norm: Floats, x: Tensor, scales: Floats) -> Tensor:
         """Inputs of a sublayer in [-1, 1], [rows, width]."""
         entered, entered_array = pair(*x.shape)
         if self.extra.pre_norms[index]:
-            pointwise.enter(x.numpy(), norm, self.eps, entered_array, scales)
+            pointwise.norm_rows(x.numpy(), norm, self.eps, entered_array, scales)
         else:
             pointwise.present(x.numpy(), entered_array, scales)
         return entered

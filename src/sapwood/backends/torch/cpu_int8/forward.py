@@ -130,7 +130,7 @@ def product(work: Any, place: Any, start: int, stop: int, after: int) -> None:
 
 
 @inlined
-def speak(net: Any, work: Any, start: int, stop: int, after: int) -> None:
+def project_logits(net: Any, work: Any, start: int, stop: int, after: int) -> None:
     """Some blocks of the logits."""
     rows = work.logits.shape[0]
     if net.head[INPUTS] == GROUPED:
@@ -191,7 +191,7 @@ def act(
     elif kind == GATE:
         gate_columns(work, net.inner, start, stop, worker)
     elif kind == SPEAK:
-        speak(net, work, start, stop, after)
+        project_logits(net, work, start, stop, after)
     else:
         end(net, work, kind == FINISH, added, start, stop)
 

@@ -22,7 +22,7 @@ from sapwood.backends.torch.cpu_int8.simd import (
 )
 
 
-def meshed(half: int, lanes: int) -> ir.Constant:
+def interleave_mask(half: int, lanes: int) -> ir.Constant:
     """Shuffle mask that interleaves one half of every eight int16 of two vectors."""
     eights = range(0, 2 * lanes, 8)
     apart = (0, 2 * lanes)
@@ -63,7 +63,9 @@ def int_sums_maker(places: int, dots: VnniDots = DOTS) -> Any:
                     for key in (first, second)
                 ]
                 both += [
-                    builder.bitcast(builder.shuffle_vector(*two, meshed(half, lanes)), dots.sums)
+                    builder.bitcast(
+                        builder.shuffle_vector(*two, interleave_mask(half, lanes)), dots.sums
+                    )
                     for half in (0, 1)
                 ]
             wide = [v.spread(builder, pair, lanes) for pair in pairs]

@@ -157,7 +157,7 @@ class Int8Network:
             kept[len(self.layers)] = states
         return states
 
-    def speak(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits by the int8 output head."""
         exact = states.float().contiguous()
         rows = torch.empty_like(exact)
@@ -180,9 +180,9 @@ class Int8Network:
             )
             return logits, kept
         states, kept = self.read(rows, watched)
-        return self.speak(states[:logit_rows]), kept
+        return self.compute_logits(states[:logit_rows]), kept
 
-    def adopt(self, net: nn.Module) -> Any:
+    def convert_head(self, net: nn.Module) -> Any:
         """The head with int8 linear layers."""
         return Int8Eagle3(net) if isinstance(net, Eagle3Head) else pack_linears(net)
 
@@ -191,7 +191,9 @@ class Int8Network:
         """Refuse a layer out of range."""
         check_cut(layer, len(self.layers))
 
-    def enter(self, rows: PassInput, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
+    def layer_input(
+        self, rows: PassInput, watched: Collection[int], layer: int
+    ) -> tuple[Tensor, Kept]:
         """Run the layers before this one."""
         if self.runner is not None:
             start = self._embed(rows)
@@ -213,7 +215,7 @@ class Int8Network:
             return logits, kept
         x, kept = self._layers(rows, watched, layer, start=states.clone())
         states = self._finish(x, watched, kept)
-        return self.speak(states), kept
+        return self.compute_logits(states), kept
 
     parallel_stages = False  # a pass has the buffers and the threads for itself
 
@@ -291,19 +293,19 @@ class Int8Network:
             if index in watched:
                 kept[index] = x.clone()
             if runs_attention:
-                pointwise.enter(stream, layer.norm, self.eps, entered_array, scales)
+                pointwise.norm_rows(stream, layer.norm, self.eps, entered_array, scales)
                 self._attend(
                     index, layer, layer.qkv(entered).numpy(), scales, turns, row_groups, read_array
                 )
                 y = layer.out(read).numpy()
             if runs_attention and runs_mlp:
-                pointwise.add_enter(
+                pointwise.add_norm_rows(
                     stream, y, scales, layer.mlp_norm, self.eps, entered_array, scales
                 )
             elif runs_attention:
                 pointwise.add(stream, y, scales)
             elif runs_mlp:
-                pointwise.enter(stream, layer.mlp_norm, self.eps, entered_array, scales)
+                pointwise.norm_rows(stream, layer.mlp_norm, self.eps, entered_array, scales)
             if runs_mlp:
                 pointwise.gate(layer.gate_up(entered).numpy(), scales, gated_array, scales, bits)
                 pointwise.add(stream, layer.down(gated).numpy(), scales)
@@ -354,7 +356,7 @@ class Int8Network:
                 piece.size_array[2 * index : 2 * index + 2],
                 self.levels,
             )
-            piece.weigh(index, layer.window, self.cap)
+            piece.softmax_weights(index, layer.window, self.cap)
             attention.collect(piece.sum_array, piece.results, out[rows], scales[rows])
 
     def _turns(self, positions: IntArray) -> Floats:

@@ -97,7 +97,7 @@ def level(row: Any, eps: Any) -> Any:
 
 
 @compiled
-def enter(x: Any, norm: Any, eps: Any, out: Any, scales: Any) -> None:
+def norm_rows(x: Any, norm: Any, eps: Any, out: Any, scales: Any) -> None:
     """Norm rows x [rows, width] and scale them to [-1, 1]: out [rows, width], scales [rows]."""
     for r in range(x.shape[0]):
         rate = level(x[r], eps)
@@ -115,10 +115,10 @@ def add(x: Any, y: Any, factors: Any) -> None:
 
 
 @compiled
-def add_enter(x: Any, y: Any, factors: Any, norm: Any, eps: Any, out: Any, scales: Any) -> None:
-    """`add`, then `enter`."""
+def add_norm_rows(x: Any, y: Any, factors: Any, norm: Any, eps: Any, out: Any, scales: Any) -> None:
+    """`add`, then `norm_rows`."""
     add(x, y, factors)
-    enter(x, norm, eps, out, scales)
+    norm_rows(x, norm, eps, out, scales)
 
 
 @compiled

@@ -348,7 +348,7 @@ class CudaBackend(TorchBackend):
         for chunk in chunks:
             part = slice(start, start + len(chunk.tokens))
             states = {layer: found[part] for layer, found in read.items()}
-            self._own(chunk).learn(chunk.tokens, states, self.fused.speak)
+            self._own(chunk).learn(chunk.tokens, states, self.fused.compute_logits)
             start = part.stop
 
     def _roots_and(

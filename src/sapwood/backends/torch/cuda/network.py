@@ -16,7 +16,7 @@ from sapwood.backends.torch.cuda.draft.device_tree import DeviceRows as TreeRows
 from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD, HeadSizes
 from sapwood.backends.torch.cuda.kernels.linear import project
-from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, enter, normalise
+from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows, normalise
 from sapwood.backends.torch.cuda.kernels.prenorm import NormScale, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import project_heads
 from sapwood.backends.torch.cuda.kernels.weight_prefetch import following
@@ -92,7 +92,7 @@ class CudaNetwork:
         assert result.states is not None
         return result.states, result.kept
 
-    def speak(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits by the output head."""
         logits = states.new_empty(len(states), self.model.vocab)
         for start in range(0, len(states), MAX_ROWS):
@@ -103,7 +103,7 @@ class CudaNetwork:
             )
         return logits
 
-    def adopt(self, net: nn.Module) -> nn.Module:
+    def convert_head(self, net: nn.Module) -> nn.Module:
         """The head itself: it was loaded in the model's number format."""
         return net
 
@@ -307,7 +307,9 @@ class CudaNetwork:
         x = self._input(0, m)
         tokens, positions, _, blocks, words = self.inputs.parts(shape)
         paths = open_paths(words, positions, blocks, shape.tiles)
-        enter(x, model.embedding, tokens, buffers.best, self.angles, positions, buffers.row_angles)
+        embed_rows(
+            x, model.embedding, tokens, buffers.best, self.angles, positions, buffers.row_angles
+        )
         for index in range(depth):
             x = self._layer(index, x, shape, paths)
         if depth in buffers.watched or shape.keeps_states:

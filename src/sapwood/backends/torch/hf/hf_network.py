@@ -47,7 +47,7 @@ class HfNetwork:
         out = self._forward(self.model.base_model, rows, watched)
         return out.last_hidden_state[0], kept(out, watched)
 
-    def speak(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits by the output head, without the final scaling of some models."""
         logits: Tensor = self.model.get_output_embeddings()(states)
         return logits
@@ -57,7 +57,7 @@ class HfNetwork:
         out = self._forward(self.model, rows, watched)
         return out.logits[0], kept(out, watched)
 
-    def adopt(self, net: nn.Module) -> Any:
+    def convert_head(self, net: nn.Module) -> Any:
         """The head itself: it was loaded in the model's dtype."""
         return net
 
@@ -79,7 +79,9 @@ class HfNetwork:
             )
         self.checked.add(layer)
 
-    def enter(self, rows: PassInput, watched: Collection[int], layer: int) -> tuple[Tensor, Kept]:
+    def layer_input(
+        self, rows: PassInput, watched: Collection[int], layer: int
+    ) -> tuple[Tensor, Kept]:
         """Run the layers before this one."""
         lower = self._halves(layer)[0]
         early = [number for number in watched if number <= layer]

@@ -18,7 +18,7 @@ from sapwood.backends.torch.cuda.draft.handoff_kernels import (
 from sapwood.backends.torch.cuda.draft.handoff_kernels import write_pass_args as write_pass_args
 from sapwood.backends.torch.cuda.draft.prune_kernel import rank_of
 from sapwood.backends.torch.cuda.draft.reference import NEW, ROOT_AT, SEQUENCE, TEXT_ROWS
-from sapwood.backends.torch.cuda.draft.running_softmax import merged, taken, weigh
+from sapwood.backends.torch.cuda.draft.running_softmax import add_keys, merged, taken
 from sapwood.backends.torch.cuda.kernels import linear, topk
 from sapwood.backends.torch.cuda.kernels.device_limits import is_hopper, shared_limit
 from sapwood.backends.torch.cuda.kernels.launch import launch_next_kernel, options, or_other, wait
@@ -340,18 +340,20 @@ def _attend(
                 > 0
             )
             near, told = taken(ks, vs, (end + at) * width, at < count, inner)
-            peak, total, read = weigh(
+            peak, total, read = add_keys(
                 tl.load(asks, mask, 0.0), near, told, seen, peak, total, read, scale
             )
     else:
         q = tl.load(asks, mask, 0.0)
-        peak, total, read = weigh(
+        peak, total, read = add_keys(
             q, k, v, (first + ahead < last)[None, :], peak, total, read, scale
         )
         for start in range(first + step, last, step):
             at = start + ahead
             near, told = taken(ks, vs, at * width, at < last, inner)
-            peak, total, read = weigh(q, near, told, (at < last)[None, :], peak, total, read, scale)
+            peak, total, read = add_keys(
+                q, near, told, (at < last)[None, :], peak, total, read, scale
+            )
     launch_next_kernel()
     read, total, done = merged(
         read, peak, total, parts, counters + head, part, line, lines, live, mask, dims, width, many

@@ -19,7 +19,7 @@ def taken(keys, values, away, inside, there):
 
 
 @triton.jit
-def weigh(q, k, v, seen, peak, total, found, scale):
+def add_keys(q, k, v, seen, peak, total, found, scale):
     """Add one step of slots to the running softmax."""
     if WIDEN:
         q = q.to(tl.float32)

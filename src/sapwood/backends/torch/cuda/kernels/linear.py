@@ -281,8 +281,8 @@ def project(
     split: int = 0,  # parts of the inputs; 0 for the number of this shape
 ) -> None:
     """Rows of x times the weight; `PrenormRows` as output are prepared for their norm."""
-    source = plainly(x)
-    goal = plainly(out)
+    source = as_tensor(x)
+    goal = as_tensor(out)
     (m, k), n, lines = source.shape, goal.shape[1], weight.shape[0]
     kind = "gate" if gate else "norm" if isinstance(x, PrenormRows) else "plain"
     plan = plan or plan_of(m, lines, k, kind)
@@ -305,6 +305,6 @@ def project(
     )  # fmt: skip
 
 
-def plainly(rows: Tensor | PrenormRows) -> Tensor:
+def as_tensor(rows: Tensor | PrenormRows) -> Tensor:
     """The rows as a plain tensor."""
     return rows.x if isinstance(rows, PrenormRows) else rows

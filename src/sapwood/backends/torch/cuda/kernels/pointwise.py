@@ -77,7 +77,7 @@ def prepare(stream: PrenormRows) -> None:
 
 
 @triton.jit
-def _enter(
+def _embed_rows(
     table, tokens, before, x, norm, scaled, squares, angles, positions, turns, width, turn,
     tile: tl.constexpr, tile_t: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def _enter(
     leave(made, norm, scaled, squares, row, columns, inside, width)
 
 
-def enter(
+def embed_rows(
     stream: PrenormRows,  # [m, width]
     table: Tensor,  # [vocab, width]
     tokens: Tensor,  # [m]; -1 - i is the token `before` has at i
@@ -110,7 +110,7 @@ def enter(
     tile = triton.next_power_of_2(width)
     norm_buffers = stream.norm_buffers
     turn = angles.shape[1]
-    _enter[m,](
+    _embed_rows[m,](
         table, tokens, before, stream.x, stream.scale.norm,
         norm_buffers.scaled, norm_buffers.squares,
         angles, positions, turns, width,

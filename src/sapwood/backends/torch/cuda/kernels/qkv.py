@@ -15,7 +15,7 @@ from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig, plan_of
 
 
 @triton.jit
-def bearings(rows, dims, head, m, angles, slots, heads: tl.constexpr, width: tl.constexpr):
+def rotary_angles(rows, dims, head, m, angles, slots, heads: tl.constexpr, width: tl.constexpr):
     """Cosines and sines [rows, dims] of rows, and the slots [rows] of keys and values."""
     half: tl.constexpr = width // 2
     there = dims[None, :] < half
@@ -91,7 +91,7 @@ def _qkv(
         + tl.minimum(first + columns // 2, width // 2 - 1)
         + (columns % 2) * (width // 2)
     )
-    cosine, sine, slot = bearings(rows, dims, head, m, angles, slots, heads, width)
+    cosine, sine, slot = rotary_angles(rows, dims, head, m, angles, slots, heads, width)
     squared = left(squares, rows, m, parts, pace, tile_p)
     sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k, soon)
     sums *= sizes(squared, k, eps, lift, x.dtype.element_ty)[:, None]
