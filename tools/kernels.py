@@ -136,7 +136,7 @@ def a_pass(rows: int, sizes: ModelSizes) -> None:
     """Launch the kernels of one layer, and those before and after all layers."""
     from sapwood.backends.torch.cuda.kernels.launch import EARLY
     from sapwood.backends.torch.cuda.kernels.linear import project
-    from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, enter, normalise
+    from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows, normalise
     from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers, NormScale, PrenormRows
     from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes, project_heads
 
@@ -156,7 +156,7 @@ def a_pass(rows: int, sizes: ModelSizes) -> None:
     middle = stream()
     planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
     turns = torch.zeros(rows, heads.width)
-    enter(
+    embed_rows(
         x,
         some(VOCAB, width),
         numbers,
