@@ -90,6 +90,7 @@ DEFAULTS = {
     "hedge",
     "ouroboros",
     "rasd",
+    "specserve",
     "respec",
     "staged",
     "spin",

@@ -113,7 +113,14 @@ def test_a_client_at_fault_does_not_spoil_the_pass_of_another() -> None:
     good, closed = (worker.backend.open([0, 1]) for _ in range(2))
     worker.call(closed.close)
     gate = threading.Event()
-    threading.Thread(target=worker.call, args=(gate.wait,)).start()
+    busy = threading.Event()
+
+    def block() -> None:
+        busy.set()
+        gate.wait()
+
+    threading.Thread(target=worker.call, args=(block,)).start()
+    busy.wait()  # else the worker may take all three at once
     found: list[object] = []
 
     def ask(session: object) -> None:

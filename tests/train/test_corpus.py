@@ -235,7 +235,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             SapwoodError, match=r"no room for 0\.0 MiB; free some: the 1 finished shards stay"
         ):
             make(backend, text, folder, tokens=200, settings=SMALL)
-    assert contents(folder) == before
+    # a slow machine has kept some further answers before the disk was full
+    assert before.items() <= contents(folder).items()
     assert make(backend, text, folder, tokens=200, settings=SMALL).written >= 200
     (tmp_path / "file").write_text("")
     with pytest.raises(SapwoodError, match="cannot be made"):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sapwood.backends.torch import activation_stats
 from sapwood.backends.torch.activation_stats import ActivationStats, sliding
+from sapwood.backends.torch.cpu_int8 import smoothquant
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
 from sapwood.core.array_types import FloatArray
 from tests.helpers import llama_parts
@@ -16,7 +16,7 @@ TOKENS = 9
 
 @pytest.fixture(autouse=True)
 def short_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation_stats, "TOKENS", TOKENS)
+    monkeypatch.setattr(smoothquant, "TOKENS", TOKENS)
 
 
 def normed(x: FloatArray, weight: torch.Tensor) -> FloatArray:
@@ -91,7 +91,7 @@ def test_two_layers_are_heard_as_they_are_computed(layer: LlamaLayer) -> None:
 
 
 def test_a_window_hides_what_lies_before_it() -> None:
-    mask = sliding(3)[0, 0]
+    mask = sliding(3, TOKENS)[0, 0]
     assert mask.shape == (TOKENS, TOKENS)
     for row in range(TOKENS):
         assert mask[row].nonzero().flatten().tolist() == list(range(max(0, row - 2), row + 1))

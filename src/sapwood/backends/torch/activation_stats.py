@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sapwood.backends.torch.cpu_int8.smoothquant import TOKENS, random_text, rms_of
+from sapwood.backends.torch.cpu_int8.smoothquant import random_text, rms_of
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
 from sapwood.backends.torch.network import WHOLE
 
@@ -24,7 +24,7 @@ class ActivationStats:
     def __init__(self, net: LlamaModel, embed: Embed | None = None) -> None:
         """`embed` reads rows of the embedding where `net` does not hold it."""
         tokens = random_text(net.vocab)
-        angles = torch.arange(TOKENS)[None, :, None].float() * net.rates
+        angles = torch.arange(len(tokens))[None, :, None].float() * net.rates
         angles = torch.cat((angles, angles), dim=-1)
         self.net = net
         self.turns = (
@@ -47,6 +47,7 @@ class ActivationStats:
     def _attend(self, layer: LlamaLayer) -> Tensor:
         """Attention outputs, [1, tokens, heads * head width]."""
         net = self.net
+        tokens = self.states.shape[1]
         x = self._normed(self.states, layer.norm)
         parts = [count * net.head_width for count in (net.heads, net.kv_heads, net.kv_heads)]
         biases = (
@@ -56,19 +57,20 @@ class ActivationStats:
             F.linear(x, weight, bias)
             for weight, bias in zip(torch.split(layer.qkv, parts), biases, strict=True)
         ]
-        query, key, value = (part.view(1, TOKENS, -1, net.head_width) for part in made)
+        query, key, value = (part.view(1, tokens, -1, net.head_width) for part in made)
         if layer.query_norm is not None and layer.key_norm is not None:
             query = self._normed(query, layer.query_norm)
             key = self._normed(key, layer.key_norm)
         query = self._turned(query)
         key = self._turned(key)
         value = value.transpose(1, 2)
-        mask = None if layer.window == WHOLE or layer.window > TOKENS else sliding(layer.window)
+        whole = layer.window == WHOLE or layer.window > tokens
+        mask = None if whole else sliding(layer.window, tokens)
         grouped = net.heads != net.kv_heads
         out = F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=mask is None, scale=net.scale, enable_gqa=grouped
         )
-        return out.transpose(1, 2).reshape(1, TOKENS, -1)
+        return out.transpose(1, 2).reshape(1, tokens, -1)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.net.eps))
@@ -80,8 +82,8 @@ class ActivationStats:
         return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-def sliding(window: int) -> Tensor:
+def sliding(window: int, tokens: int) -> Tensor:
     """True where a token sees another, [1, 1, tokens, tokens]."""
-    places = torch.arange(TOKENS)
+    places = torch.arange(tokens)
     gap = places[:, None] - places
     return ((gap >= 0) & (gap < window))[None, None]
