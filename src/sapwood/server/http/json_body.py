@@ -130,10 +130,12 @@ def invalid(message: str, kind: type[msgspec.Struct], content: bytes) -> ApiErro
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
     if param is not None and param.removesuffix("[...]") == "logit_bias":
         param = bias_path(content)
-    told = f"{LOCATION.sub('', message)} in {param or 'the body'}"
+    sentence = f"{LOCATION.sub('', message)} in {param or 'the body'}"
     if message.startswith("Invalid enum value") and param is not None:
-        told += "".join(f"; send {' or '.join(words)}" for words in [allowed(kind, param)] if words)
-    return ApiError(400, told, param, "invalid_value")
+        values = allowed(kind, param)
+        if values:
+            sentence += f"; send {' or '.join(values)}"
+    return ApiError(400, sentence, param, "invalid_value")
 
 
 def allowed(kind: type[msgspec.Struct], path: str) -> list[str]:
