@@ -230,8 +230,9 @@ class Suffix(Part, LookupDrafter):
             automaton.followed(match) for automaton, match in zip(automata, matches, strict=True)
         ]
         while left >= LEFT:
-            ranks = [matched if state else -1 for state, matched in contexts]
-            ranks[0] += self.local if contexts[0][0] else 0
+            ranks = [matched if state != START else -1 for state, matched in contexts]
+            if contexts[0][0] != START:
+                ranks[0] += self.local
             place = ranks.index(max(ranks))
             state, matched = contexts[place]
             if state == START or matched < self.shortest:

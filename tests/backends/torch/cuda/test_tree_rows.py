@@ -69,7 +69,7 @@ def test_inputs_are_those_of_the_general_way(seed: int) -> None:
 @pytest.mark.parametrize("rows", LADDER[1:])
 def test_the_shape_depends_on_rows_and_lengths_alone(rows: int) -> None:
     """So that few passes are captured; it has blocks enough even for trees of a root alone."""
-    shape = shape_of_trees(rows, bucket(700), True, HEADS, small=True)
+    shape = shape_of_trees(rows, bucket(700), True, HEADS, sparse=True)
     assert shape.rows == shape.blocks == step_up(rows, LADDER)
     assert shape.words == 1
 

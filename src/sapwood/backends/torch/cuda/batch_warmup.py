@@ -72,8 +72,8 @@ def tree_passes(network: CudaNetwork) -> Iterator[tuple[Rows, PassShape]]:
         rows = ManyTrees.of([Tree.of_root(0)], nothing, nothing)
         for count in LADDER[1:]:
             shapes = [
-                shape_of_trees(count, longest, True, network.heads, small=small)
-                for small in (False, True)
+                shape_of_trees(count, longest, True, network.heads, sparse=sparse)
+                for sparse in (False, True)
             ]
             for shape in dict.fromkeys(shapes):
                 yield rows, shape

@@ -44,10 +44,10 @@ class ManyTrees:
         """The smallest shape that holds them."""
         rows = step_up(len(self.tokens), LADDER)
         longest = bucket(int(self.lengths.max()))
-        found = shape_of_trees(rows, longest, head, heads, small=False)
+        found = shape_of_trees(rows, longest, head, heads, sparse=False)
         if int(self._blocks(found).sum()) <= found.blocks:
             return found
-        return shape_of_trees(rows, longest, head, heads, small=True)
+        return shape_of_trees(rows, longest, head, heads, sparse=True)
 
     def _blocks(self, shape: PassShape) -> IntArray:
         """Number of blocks of each tree."""
@@ -83,16 +83,16 @@ class ManyTrees:
 
 @cache
 def shape_of_trees(
-    rows: int, longest: int, head: bool, heads: HeadSizes, *, small: bool
+    rows: int, longest: int, head: bool, heads: HeadSizes, *, sparse: bool
 ) -> PassShape:
-    """The shape of so many rows of trees; `small` ones may have a single row each.
+    """The shape of so many rows of trees; if `sparse`, each block may hold a single row.
 
-    Others fill half of their blocks' rows at least. Programs of blocks that are not there take
-    time as well.
+    Else the blocks are half full at least: there are fewer, and programs of blocks that hold
+    nothing take time as well.
     """
     lines = tiles_for(rows, rows, longest, heads, True, WORD).rows
     tiles = tiles_for(rows, -(-rows // lines), longest, heads, True, WORD)
-    blocks = rows if small else -(-2 * rows // tiles.rows)
+    blocks = rows if sparse else -(-2 * rows // tiles.rows)
     return PassShape(rows, min(blocks, rows), 1, head, tiles)
 
 
