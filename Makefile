@@ -26,10 +26,10 @@ demo: $(READY)  ## run the built-in model through a living token tree
 	$(BIN)/sapwood run "$(PROMPT)" --max-tokens 128 --live
 
 quick: $(READY)  ## the essentials of every package, in a few minutes
-	$(BIN)/python -m pytest -q --quick -n auto --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -q --quick -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## run all tests
-	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder --durations=20
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20
 
 kernels: $(READY)  ## a choice of the tests of CUDA kernels, in Triton's interpreter on the CPU
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1500 -m interpreter tests/backends/torch/cuda

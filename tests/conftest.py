@@ -1,11 +1,13 @@
 """Settings that all tests share."""
 
 import gc
+import itertools
 import logging
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,10 @@ from tests.helpers.selection import NOT_QUICK, quick
 settings.register_profile("sapwood", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("quick", settings.get_profile("sapwood"), max_examples=8)
 settings.load_profile("sapwood")
+
+FREEZE = gc.freeze  # tests see one that does nothing
+FREEZE_EVERY = 20  # files
+FILES = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,8 +42,11 @@ def pytest_collection_finish() -> None:
     """Exempt the million objects of all modules and tests from later collections of garbage.
 
     Servers and the contract of backends collect often: each time it would take most of a second.
+    Collections by themselves, which come after every 700 objects, are made seldom: they took a
+    fifth of the time.
     """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
@@ -57,19 +66,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what a quick run does not need; where processes share the tests, long ones first."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-        keep_files_together(items)
     if config.getoption("--quick"):
         chosen = set(quick(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
 
 
-def keep_files_together(items: list[pytest.Item]) -> None:
-    """One process for the tests of a file: what they share is made once; long tests go anywhere."""
-    for item in items:
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("xdist_group")):
-            file = item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(file.replace("@", "_")))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With `--dist loadfile`: files as a whole, and some of them together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.helpers.work_units import WorkUnitScheduling
+
+    return WorkUnitScheduling(config, log)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +107,18 @@ def _frozen_modules() -> Iterator[None]:
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_files() -> None:
+    """Exempt what earlier files have left as well, now and then.
+
+    Every server and every run of training collects garbage: after some hundred files each time
+    would take half a second.
+    """
+    if next(FILES) % FREEZE_EVERY == 0:
+        gc.collect()
+        FREEZE()
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,6 @@ from sapwood import registry
 from tests.helpers.selection import NOT_QUICK, SLOW_TESTS
 from tests.helpers.source_tree import MODULES, ROOT, SOURCE, parsed, used
 
-pytestmark = pytest.mark.xdist_group("sources")  # all files are parsed once
-
 TESTS = ROOT / "tests"
 TEST_FILES = sorted(TESTS.rglob("*.py"))
 

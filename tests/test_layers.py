@@ -7,8 +7,6 @@ import pytest
 
 from tests.helpers.source_tree import MODULES, imports, parsed, used
 
-pytestmark = pytest.mark.xdist_group("sources")  # all files are parsed once
-
 FAMILIES = ("drafters", "policies", "estimators", "verifiers", "controllers", "backends")
 
 # from the bottom up; a module imports from its own layer and from those below. What is not listed

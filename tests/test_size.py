@@ -3,11 +3,7 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.source_tree import ROOT, parsed
-
-pytestmark = pytest.mark.xdist_group("sources")  # all files are parsed once
 
 SOURCE = ROOT / "src"
 # most lines

@@ -20,7 +20,11 @@ from tests.helpers.fake_openai import serving
 COMPARING = {"greedy", "max_tokens", "stop", "seed"}
 
 
-def exam(url: str, samples: int = 192, **extra: object) -> CertifyReport:
+# answers to each question: few where a server is refused or passes, more where a fault is drawn
+FEW, MORE = 64, 192
+
+
+def exam(url: str, samples: int = FEW, **extra: object) -> CertifyReport:
     client = ServerClient(url, workers=1, extra=extra)  # the fake server runs in this process
     return examine(CertifyContext(client, prompts=PROMPTS[:4], samples=samples, longer=24))
 
@@ -45,7 +49,7 @@ def test_a_reference_that_does_not_repeat_either_is_said() -> None:
     with serving("restless") as url:
         server = ServerClient(url, workers=1)
         off = ServerClient(url, workers=1, extra={"speculation": False})
-        report = examine(CertifyContext(server, off, prompts=PROMPTS[:4], samples=64, longer=24))
+        report = examine(CertifyContext(server, off, prompts=PROMPTS[:4], samples=FEW, longer=24))
     assert "the reference does not repeat its text either" in found(report, "repeats")
 
 
@@ -68,7 +72,7 @@ def test_the_cure_of_a_default_penalty() -> None:
 
 def test_a_default_truncation_is_named_with_its_cure() -> None:
     with serving(defaults={"min_p": 0.1, "top_p": 0.9}) as url:
-        report = exam(url)
+        report = exam(url, samples=MORE)
         assert not named(report, FAIL), as_text(report)
         assert "cuts unlikely tokens by default" in found(report, "defaults")
         assert "--field min_p=0" in found(report, "law")
@@ -78,7 +82,7 @@ def test_a_default_truncation_is_named_with_its_cure() -> None:
 
 def test_greedy_verification_is_not_taken_for_a_truncation() -> None:
     with serving("argmax") as url:
-        report = exam(url)
+        report = exam(url, samples=MORE)
     assert found(report, "defaults").startswith("none of")
     assert "law" in named(report, FAIL)
 
@@ -144,13 +148,15 @@ def test_a_log_gets_lines_at_intervals(
 
 # -------------------------------------------------------------------------------------- the option
 def test_fields_are_part_of_every_request(capsys: pytest.CaptureFixture[str]) -> None:
-    drawn = "law,temperature,independence,top_k,top_p,min_p"
+    others = "greedy,law,temperature,independence,top_k,top_p,min_p,seed,stop,max_tokens"
     with serving(defaults={"repeat_penalty": 1.5}) as url:
-        options = ["--prompts", "4", "--samples", "32", "--without", drawn, "--json"]
+        options = ["--prompts", "4", "--samples", "32", "--without", others, "--json"]
         options += ["--concurrency", "1"]
         assert main(["certify", url, *options, "--field", "repeat_penalty=1.0"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["fields"] == {"repeat_penalty": 1.0}
+    status = {check["name"]: check["status"] for check in record["checks"]}
+    assert status["penalties"] == PASS  # not testable where requests have another penalty
 
 
 def test_a_field_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

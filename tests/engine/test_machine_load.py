@@ -1,6 +1,8 @@
-"""A busy machine is noticed while passes are timed, and such a profile is not kept."""
+"""A busy machine is noticed while passes are timed, and such a profile is not kept for long."""
 
 import logging
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,7 +101,7 @@ def test_the_systems_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert busy_seconds() is None
 
 
-def test_a_profile_of_a_busy_machine_is_used_but_not_kept(
+def test_a_profile_of_a_busy_machine_is_kept_for_some_minutes_only(
     tmp_path: Path,
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,10 +125,20 @@ def test_a_profile_of_a_busy_machine_is_used_but_not_kept(
     assert made.measured
     assert made.curve.seconds(1, 0) == pytest.approx(0.05)
     assert [record.getMessage() for record in caplog.records] == [
-        "sapwood: the cost of passes is measured, but not kept: "
+        "sapwood: the cost of passes is measured, but kept for minutes only: "
         "other processes kept 3.5 of 4 cores busy"
     ]
     made.keep(at_once=True)
+    assert not made.path.exists()
+    later = CostProfile.open(toy.info)
+    assert later.measured
+    assert later.curve.seconds(1, 0) == pytest.approx(0.05)
+    later.keep(at_once=True)  # it is never taken for that of a quiet machine
+    assert not made.path.exists()
+    old = time.time() - cost_profiler.BUSY_S - 1
+    os.utime(cost_profiler.busy_file(made.path), (old, old))
+    assert not CostProfile.open(toy.info).measured
+    cost_profiler.busy_file(made.path).write_text("damaged")
     assert not CostProfile.open(toy.info).measured
 
     made.measure(toy, lambda message: None, quick=True, keep_busy=True)  # `sapwood profile --keep`

@@ -221,8 +221,9 @@ def test_an_error_of_a_stage_reaches_the_caller() -> None:
 
 
 def test_a_request_may_be_left_in_the_middle() -> None:
-    rounds = Engine(ToyBackend("a"), recipe(PipeDec())).rounds(
-        PROMPT, Sampling(max_tokens=60), KeyedRng(0)
-    )
+    target = ToyBackend("a")
+    rounds = Engine(target, recipe(PipeDec())).rounds(PROMPT, Sampling(max_tokens=60), KeyedRng(0))
     next(rounds)
+    assert target.memory.used > 0
     rounds.close()
+    assert target.memory.used == 0

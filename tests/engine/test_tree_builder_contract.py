@@ -61,7 +61,6 @@ def test_python_steps(shape: TreeShape) -> None:
     check(StepTreeBuilder(head, embedding()), StepTreeBuilder(head, embedding()), shape)
 
 
-@pytest.mark.xdist_group("int8")  # nothing is compiled twice at the same time
 def test_compiled_cpu_code() -> None:
     from sapwood.backends.torch.cpu_int8 import int8_gemm
 

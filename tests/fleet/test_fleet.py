@@ -17,7 +17,7 @@ from benchmarks.load_server import Served, make_tiny
 from sapwood.cli.main import main
 
 # in one process, so that one fleet is started for all tests
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet")]
+pytestmark = pytest.mark.slow
 WANTED = [Wish("whole", one) for one in questions(10, 1)]
 
 

@@ -14,8 +14,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ willow yew
 """
 WORDS = tuple(f" {word}" for word in NAMES.split())
 DRAFT = 4  # tokens ahead
+KNOWN = 3  # last words on which the law depends
 FAULTS = {  # name -> the check that must fail
     "argmax": "law",  # drafted tokens are verified greedily whatever the temperature
     "accept-if-p>=q": "law",
@@ -55,20 +57,29 @@ class Law:
     def __init__(self, probs: FloatArray) -> None:
         self.array = probs
         self.probs: list[float] = probs.tolist()
-        self.sums: list[float] = np.cumsum(probs).tolist()
-        self.last = int(np.flatnonzero(probs)[-1])
-        self.best = int(np.argmax(probs))
+        # of 24 numbers, plain Python is quicker than numpy
+        self.sums = list(accumulate(self.probs))
+        self.last = max(place for place, prob in enumerate(self.probs) if prob)
+        self.best = self.probs.index(max(self.probs))
 
     def pick(self, uniform: float) -> int:
         return min(bisect_left(self.sums, uniform), self.last)
 
 
-@lru_cache(100_000)
+@cache
+def tables() -> dict[str, FloatArray]:
+    """The target's and the drafter's laws after every three words: drawn at once, in 0.1 s."""
+    noise = np.random.default_rng(1)
+    shape = (len(WORDS),) * KNOWN
+    made = noise.dirichlet([0.25] * len(WORDS), (2, *shape)) * 0.98 + 0.02 / len(WORDS)
+    target, own = made
+    return {"target": target, "draft": 0.4 * target + 0.6 * own}
+
+
 def probs_after(kind: str, context: tuple[int, ...]) -> FloatArray:
-    digest = hashlib.sha256(f"{kind}{context}".encode()).digest()
-    noise = np.random.default_rng(int.from_bytes(digest[:8], "little"))
-    own = noise.dirichlet([0.25] * len(WORDS)) * 0.98 + 0.02 / len(WORDS)
-    return own if kind == "target" else 0.4 * probs_after("target", context) + 0.6 * own
+    """The law after the last three words, or after fewer and the first word in their place."""
+    found: FloatArray = tables()[kind][(0,) * (KNOWN - len(context)) + context]
+    return found
 
 
 def encode(text: str) -> list[int]:
@@ -169,7 +180,7 @@ class Model:
 
     def context(self, ahead: Sequence[int]) -> tuple[int, ...]:
         """The last three tokens."""
-        return tuple([*self.text[-3:], *self.said[-3:], *ahead][-3:])
+        return tuple([*self.text[-KNOWN:], *self.said[-KNOWN:], *ahead][-KNOWN:])
 
     def raw(self, ahead: Sequence[int], kind: str = "target") -> Law:
         return raw_law(kind, self.context(ahead))

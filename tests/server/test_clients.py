@@ -18,8 +18,6 @@ from tests.server.clients import official
 from tests.server.clients.run import LM_EVAL_TASKS, OTHERS, Environment, ready, score_tasks
 from tests.server.clients.server import KEY, MODEL, Running, make_model, running
 
-pytestmark = pytest.mark.xdist_group("server")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

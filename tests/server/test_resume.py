@@ -225,20 +225,26 @@ def test_a_response_may_be_cut_twice(replicas: list[Served]) -> None:
     assert kept.sent == b"".join(part for _, _, part in whole)
 
 
-@pytest.mark.parametrize("recipe", ["suffix", "auto"])
+@pytest.fixture(scope="module", params=["suffix", "auto"])
+def drafting(request: pytest.FixtureRequest, own_cache: None) -> Iterator[list[Served]]:
+    """Two servers that draft."""
+    recipe = request.param
+    with served(recipe=recipe, front=FRONT) as first, served(recipe=recipe, front=FRONT) as second:
+        yield [first, second]
+
+
 @pytest.mark.parametrize("case", ["greedy", "no seed", "penalties", "schema", "tool calls"])
-def test_trees_change_the_events_but_not_the_text(case: str, recipe: str) -> None:
+def test_trees_change_the_events_but_not_the_text(case: str, drafting: list[Served]) -> None:
     path, body = CASES[case]
     body = {**body, "stream": True, "max_tokens": 90}
-    with served(recipe=recipe, front=FRONT) as first, served(recipe=recipe, front=FRONT) as second:
-        whole = frames(ask(first, path, body))
-        for cut in range(1, len(whole), 8):
-            kept = Kept()
-            for one in whole[:cut]:
-                kept.take(*one)
-            for one in frames(ask(second, path, body, kept)):
-                kept.take(*one)
-            assert joined(kept.sent) == joined(b"".join(part for _, _, part in whole))
+    whole = frames(ask(drafting[0], path, body))
+    for cut in range(1, len(whole), 15):
+        kept = Kept()
+        for one in whole[:cut]:
+            kept.take(*one)
+        for one in frames(ask(drafting[1], path, body, kept)):
+            kept.take(*one)
+        assert joined(kept.sent) == joined(b"".join(part for _, _, part in whole))
 
 
 def joined(sent: bytes) -> tuple[Any, ...]:

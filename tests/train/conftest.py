@@ -1,13 +1,14 @@
 """Training runs that the files of this folder share."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sapwood.cli.main import main
 from tests.helpers import byte_tokenizer
-from tests.helpers.train_runs import STEPS, Place, asked, counter, hurry
+from tests.helpers.train_runs import FEW_STEPS, STEPS, Place, asked, counter, hurry
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     with pytest.MonkeyPatch.context() as patch:
         hurry(patch)
         assert main(asked(made, "--steps", str(STEPS), "--out", str(made.whole))) == 0
+    return made
+
+
+@pytest.fixture(scope="session")
+def short(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The same with the head of a few steps."""
+    made = replace(place, whole=tmp_path_factory.mktemp("short"))
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        assert main(asked(made, "--steps", str(FEW_STEPS), "--out", str(made.whole))) == 0
     return made
 
 

@@ -235,7 +235,6 @@ def smol() -> tuple[TorchBackend, Tokenizer]:
 
 @pytest.mark.smol
 @pytest.mark.slow
-@pytest.mark.xdist_group("int8")
 def test_smollm2_says_the_same_in_a_batch() -> None:
     backend, text = smol()
     asked = (
@@ -244,13 +243,12 @@ def test_smollm2_says_the_same_in_a_batch() -> None:
         "Hi",
     )
     prompts = [text.chat([{"role": "user", "content": words}]) for words in asked]
-    said = Generator(backend).run([TextToContinue(prompt, 24) for prompt in prompts], text.eos)
-    assert said == [plain_tokens(backend, prompt, 24, text.eos) for prompt in prompts]
+    said = Generator(backend).run([TextToContinue(prompt, 10) for prompt in prompts], text.eos)
+    assert said == [plain_tokens(backend, prompt, 10, text.eos) for prompt in prompts]
 
 
 @pytest.mark.smol
 @pytest.mark.slow
-@pytest.mark.xdist_group("int8")
 def test_smollm2_asks_itself_sensible_things(tmp_path: Path) -> None:
     backend, text = smol()
     frame = ChatFrame.of(text, "smollm2")

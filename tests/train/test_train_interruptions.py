@@ -21,10 +21,10 @@ from sapwood.train.corpus import Corpus
 from sapwood.train.loop import LoopSettings
 from sapwood.train.teacher import Teacher
 from tests.helpers.train_runs import (
+    FEW_STEPS,
     FULL,
     HEAD,
     MEDUSA,
-    STEPS,
     TOKENS,
     Place,
     asked,
@@ -53,7 +53,7 @@ def killing(where: str, patch: pytest.MonkeyPatch) -> None:
     calls = count()
 
     def keep_some(self: loop.TrainingLoop) -> None:
-        if self.notes.step == STEPS // 2:
+        if self.notes.step == FEW_STEPS // 2:
             os.kill(os.getpid(), signal.SIGKILL)
         keep(self)
 
@@ -78,15 +78,15 @@ def killing(where: str, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("where", ["steps", "state", "texts"])
 def test_a_killed_run_goes_on_to_the_same_end(
-    where: str, place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    where: str, short: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = multiprocessing.get_context(
         "forkserver"
     )  # which loads torch once for all that are killed
-    context.set_forkserver_preload(["tests.train.test_train_command"])
-    data = tmp_path / "data" if where == "texts" else place.data
+    context.set_forkserver_preload(["tests.helpers.train_runs"])
+    data = tmp_path / "data" if where == "texts" else short.data
     out = tmp_path / "out"
-    arguments = asked(place, "--steps", str(STEPS), "--out", str(out), data=data)
+    arguments = asked(short, "--steps", str(FEW_STEPS), "--out", str(out), data=data)
     process = context.Process(target=die, args=(where, arguments, os.environ["SAPWOOD_CACHE"]))
     process.start()
     process.join(60)
@@ -94,10 +94,10 @@ def test_a_killed_run_goes_on_to_the_same_end(
     assert not (out / HEAD).exists()
     assert (out / "state.safetensors").exists() == (where != "texts")
     assert main(arguments) == 0
-    assert same(out, place.whole)
+    assert same(out, short.whole)
     capsys.readouterr()
     if where == "texts":
-        for ours in place.data.iterdir():
+        for ours in short.data.iterdir():
             assert (data / ours.name).read_bytes() == ours.read_bytes()
 
 
@@ -108,36 +108,38 @@ def test_a_killed_run_goes_on_to_the_same_end(
 def test_a_run_that_is_asked_to_stop_keeps_its_state(
     stage: str,
     number: signal.Signals,
-    place: Place,
+    short: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    data = tmp_path / "data" if stage == "data" else place.data
+    data = tmp_path / "data" if stage == "data" else short.data
     out = tmp_path / "out"
-    arguments = asked(place, "--steps", str(STEPS), "--out", str(out), data=data)
+    arguments = asked(short, "--steps", str(FEW_STEPS), "--out", str(out), data=data)
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBars, stage, lambda *_: os.kill(os.getpid(), number))
         said = sentence(capsys, arguments)
     assert said.endswith("; run the same command again to go on")
-    assert (f"stopped after step 2 of {STEPS}" if stage == "steps" else "writing its texts") in said
+    assert (
+        f"stopped after step 1 of {FEW_STEPS}" if stage == "steps" else "writing its texts"
+    ) in said
     assert signal.getsignal(number) is before
     assert (out / "state.safetensors").exists() == (stage == "steps")
     assert main(arguments) == 0
-    assert same(out, place.whole)
+    assert same(out, short.whole)
 
 
 def test_a_run_planned_from_time_keeps_its_plan_after_a_stop(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped at any step, before or after the plan is made, it ends with a plan and all its steps."""
     monkeypatch.setattr(loop, "EARLY", 1.0)  # not before PROBE steps
     monkeypatch.setattr(loop, "LATE", 100.0)  # and never shortened
     objective = registry.objective(MEDUSA)
     settings = LoopSettings(seconds=0.2, tokens=256)
-    texts = Corpus.open(place.data)
-    teacher = Teacher(load(str(place.model), device="cpu")[0])
+    texts = Corpus.open(short.data)
+    teacher = Teacher(load(str(short.model), device="cpu")[0])
 
     def run(state: Path, last: int | None = None) -> loop.RunState:
         ticks = count()
@@ -164,13 +166,13 @@ def test_a_run_planned_from_time_keeps_its_plan_after_a_stop(
 @pytest.mark.parametrize("what", ["state", "shard", "head", "page", "picture"])
 def test_a_full_disk_loses_nothing(
     what: str,
-    place: Place,
+    short: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hurry(monkeypatch, save=0.0)
-    data = tmp_path / "data" if what == "shard" else place.data
+    data = tmp_path / "data" if what == "shard" else short.data
     out = tmp_path / "out"
     full = {
         "state": out / "state.safetensors.new",
@@ -180,11 +182,11 @@ def test_a_full_disk_loses_nothing(
         "picture": out / "training.png.new",
     }[what]
     full.parent.mkdir()
-    arguments = asked(place, "--steps", str(STEPS), "--out", str(out), data=data)
+    arguments = asked(short, "--steps", str(FEW_STEPS), "--out", str(out), data=data)
     if what == "state":  # a state was saved before
-        stopped(place, out, monkeypatch, capsys)
+        stopped(short, out, monkeypatch, capsys)
     if what == "head":  # another head was trained before
-        older: Any = files.load(place.whole)
+        older: Any = files.load(short.whole)
         torch.nn.init.zeros_(older.fc.weight)
         files.save(older, out)
     kept = {path: path.read_bytes() for path in out.iterdir()} if out.exists() else {}
@@ -196,15 +198,15 @@ def test_a_full_disk_loses_nothing(
     assert not full.is_symlink()
     assert (out / "state.safetensors").exists() == (what != "shard")
     assert main(arguments) == 0
-    assert same(out, place.whole)
+    assert same(out, short.whole)
     assert not (out / "state.safetensors").exists()
 
 
-def test_minutes_are_kept_roughly(place: Place, tmp_path: Path) -> None:
+def test_minutes_are_kept_roughly(short: Place, tmp_path: Path) -> None:
     begin = time.monotonic()
     arguments = [
         word
-        for word in asked(place, data=tmp_path / "data")
+        for word in asked(short, data=tmp_path / "data")
         if word not in ("--tokens", str(TOKENS))
     ]
     assert main([*arguments, "--minutes", "0.1", "--out", str(tmp_path / "out")]) == 0

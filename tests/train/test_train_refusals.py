@@ -12,8 +12,8 @@ from sapwood.cli.main import main
 from sapwood.cli.progress import ProgressBars
 from tests.helpers.train_runs import (
     EAGLE3,
+    FEW_STEPS,
     MEDUSA,
-    STEPS,
     TOKENS,
     Place,
     asked,
@@ -121,18 +121,18 @@ def test_places_that_hold_something_else(
 
 
 def test_states_of_another_run(
-    place: Place,
+    short: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    state = stopped(place, tmp_path / "out", monkeypatch, capsys)
+    state = stopped(short, tmp_path / "out", monkeypatch, capsys)
     kept = state.read_bytes()
     for kind, seed in ((MEDUSA, "0"), (EAGLE3.replace("unroll=3", "unroll=2"), "0"), (EAGLE3, "1")):
         given = asked(
-            place,
+            short,
             "--steps",
-            str(STEPS),
+            str(FEW_STEPS),
             "--out",
             str(tmp_path / "out"),
             "--seed",
@@ -142,14 +142,14 @@ def test_states_of_another_run(
         said = sentence(capsys, given)
         assert "holds another run (Eagle3Objective(" in said
         assert state.read_bytes() == kept
-    said = sentence(capsys, asked(place, "--steps", "1", "--out", str(tmp_path / "out")))
+    said = sentence(capsys, asked(short, "--steps", "1", "--out", str(tmp_path / "out")))
     assert "has 2 steps behind it, more than the 1 asked for" in said
-    assert main(asked(place, "--steps", str(STEPS), "--out", str(tmp_path / "out"))) == 0
-    assert same(tmp_path / "out", place.whole)
+    assert main(asked(short, "--steps", str(FEW_STEPS), "--out", str(tmp_path / "out"))) == 0
+    assert same(tmp_path / "out", short.whole)
 
 
 def test_a_run_that_goes_on_is_not_asked_for_other_texts(
-    place: Place,
+    short: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -158,10 +158,10 @@ def test_a_run_that_goes_on_is_not_asked_for_other_texts(
     other = tmp_path / "other.jsonl"
     moved = tmp_path / "moved.jsonl"
     other.write_text('{"prompt": "something else"}\n')
-    moved.write_bytes(place.prompts.read_bytes())
-    state = stopped(place, out, monkeypatch, capsys)
+    moved.write_bytes(short.prompts.read_bytes())
+    state = stopped(short, out, monkeypatch, capsys)
     kept = state.read_bytes()
-    same_command = asked(place, "--steps", str(STEPS), "--out", str(out))
+    same_command = asked(short, "--steps", str(FEW_STEPS), "--out", str(out))
     for given, said in (
         (
             ["--prompts", str(other)],
@@ -179,7 +179,7 @@ def test_a_run_that_goes_on_is_not_asked_for_other_texts(
     assert (
         main([*same_command, "--prompts", str(moved)]) == 0
     )  # the same lines elsewhere are the same prompts
-    assert same(out, place.whole)
+    assert same(out, short.whole)
 
 
 def test_a_run_that_began_without_prompts_is_not_given_any(
@@ -210,18 +210,18 @@ def test_a_run_that_began_without_prompts_is_not_given_any(
 @pytest.mark.parametrize("gone", ["folder", "shards"])
 def test_texts_that_were_deleted(
     gone: str,
-    place: Place,
+    short: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    state = stopped(place, tmp_path / "out", monkeypatch, capsys)
+    state = stopped(short, tmp_path / "out", monkeypatch, capsys)
     data = tmp_path / "data"
     if gone == "shards":
         data.mkdir()
-        (data / "corpus.json").write_bytes((place.data / "corpus.json").read_bytes())
+        (data / "corpus.json").write_bytes((short.data / "corpus.json").read_bytes())
     kept = state.read_bytes()
-    command = asked(place, "--steps", str(STEPS), "--out", str(tmp_path / "out"), data=data)
+    command = asked(short, "--steps", str(FEW_STEPS), "--out", str(tmp_path / "out"), data=data)
     said = sentence(capsys, command)
     assert (
         f"the texts that the run in {state} began with are gone from {data}; bring them back"
@@ -229,8 +229,8 @@ def test_texts_that_were_deleted(
     )
     assert state.read_bytes() == kept
     assert data.exists() == (gone == "shards")  # no other texts are made in their place
-    assert main([*command, "--data", str(place.data)]) == 0
-    assert same(tmp_path / "out", place.whole)
+    assert main([*command, "--data", str(short.data)]) == 0
+    assert same(tmp_path / "out", short.whole)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_texts_that_were_deleted(
 )
 def test_states_that_are_damaged(
     damage: Callable[[bytes], bytes],
-    place: Place,
+    short: Place,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    state = stopped(place, tmp_path / "out", monkeypatch, capsys)
+    state = stopped(short, tmp_path / "out", monkeypatch, capsys)
     state.write_bytes(damaged := damage(state.read_bytes()))
-    said = sentence(capsys, asked(place, "--steps", str(STEPS), "--out", str(tmp_path / "out")))
+    said = sentence(capsys, asked(short, "--steps", str(FEW_STEPS), "--out", str(tmp_path / "out")))
     assert said.endswith("delete it to begin anew")
     assert str(state) in said
     assert state.read_bytes() == damaged

@@ -38,7 +38,7 @@ from tests.helpers.byte_model import save_byte_model
 from tests.helpers.remote_servers import plain_tokens, rounds_of, tokens_of
 
 # two processes load transformers, for some ten seconds; one group of processes at a time
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tensor-parallel")]
+pytestmark = pytest.mark.slow
 
 TREES = "suffix + best(estimator=raw) + match + fixed(nodes=8, depth=4, width=2)"
 PROMPTS = int(os.environ.get("SAPWOOD_TENSOR_PARALLEL_PROMPTS", "6"))  # 24 in a longer run
