@@ -30,11 +30,10 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
 )
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, integers_at
 from sapwood.backends.torch.cpu_int8.pointwise import GRID, F, compiled
-from sapwood.backends.torch.cpu_int8.simd import peak
+from sapwood.backends.torch.cpu_int8.simd import peak, split_to
 from sapwood.backends.torch.cpu_int8.thread_team import address, aligned
 from sapwood.core.array_types import FloatArray
 
-HALF = 1 << (LOW_BITS - 1)
 LEVELS = GRID << LOW_BITS  # largest integer of a row
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Halves = np.ndarray[Any, np.dtype[np.float16]]
@@ -156,13 +155,14 @@ def put_groups(row: Any, out: Any) -> None:
         count = min(GROUP, max(inputs - start, 0))
         largest = peak(row.ctypes.data + 4 * start, count)
         back = F(LEVELS) / largest if largest > F(0.0) else F(0.0)
-        total = np.int32(0)
-        for i in range(start, start + count):
-            near = np.int32(np.rint(row[i] * back))
-            above = (near + np.int32(HALF)) >> np.int32(LOW_BITS)
-            high[i] = np.int8(above)
-            low[i] = np.int8(near - (above << np.int32(LOW_BITS)))
-            total += near
+        total = split_to(
+            row.ctypes.data + 4 * start,
+            count,
+            back,
+            high.ctypes.data + start,
+            low.ctypes.data + start,
+            np.int32(LOW_BITS),
+        )
         for i in range(start + count, start + GROUP):
             high[i] = 0
             low[i] = 0

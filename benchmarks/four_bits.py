@@ -1,0 +1,224 @@
+"""Decoding a 4-bit GGUF file: int4 against int8 and against llama.cpp, a few tokens in turns.
+
+    python benchmarks/four_bits.py --file MODEL.gguf [--file OTHER.gguf] --json FILE [--seconds 60]
+
+Every engine runs in a process of its own, with the same file and the same number of threads, and
+decodes the same prompts greedily, each once, so that no drafter finds an earlier text of its own.
+They take turns of some tokens, so that a machine
+that becomes slower or faster treats them alike; the others sleep meanwhile. A turn's seconds are
+those of its tokens; prefill is not timed. A figure is the ratio of the medians of seconds per
+token, with a 95 % bootstrap interval over rounds of turns.
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from paired_record import draws, estimate, until
+
+from sapwood.bench import provenance
+from sapwood.common.drafter_store import HIDE
+from sapwood.errors import SapwoodError
+
+TOPICS = """how a sailing boat moves against the wind; why bread rises; what a notary does
+how tides come about; why leaves change colour; how a bill becomes law; what inflation is
+how vaccines work; why glass is clear; how a violin makes sound; what a budget deficit is
+how bees find flowers; why the sky is blue; how a lock on a canal works; what jazz is
+how cheese is made; why cities grow at rivers; how a compass works; what a sonnet is
+how a bicycle stays upright; why we sleep; how a dam makes electricity; what a glacier does"""
+PROMPTS = [
+    f"Explain in a few paragraphs {topic.strip()}."
+    for line in TOPICS.splitlines()
+    for topic in line.split(";")
+]
+TURN = 16  # tokens
+LENGTH = 192  # tokens after which the prompt is begun again
+REST = 0.03  # seconds after a turn in which threads that spin come to rest
+ENGINES = ("int8 plain", "int4 plain", "int4 auto", "llama.cpp")
+
+
+# --------------------------------------------------------------------------------------- engines
+def own_tokens(
+    file: str, engine: str, threads: int
+) -> tuple[list[list[int]], dict[str, Any], Callable[[int], Any]]:
+    """The prompts in tokens, the machine, and a function that begins to decode one of them."""
+    from sapwood.engine.input_processor import read_prompt
+    from sapwood.llm import LLM
+
+    dtype, recipe = engine.split()
+    llm = LLM(file, recipe, dtype=dtype, threads=threads)
+    prompts = [read_prompt(prompt, llm.target.info, llm.text, raw=False) for prompt in PROMPTS]
+
+    def begin(number: int) -> Iterator[int]:
+        """Tokens, several at a time where drafts were accepted."""
+        for step in llm.stream(prompts[number], max_tokens=LENGTH):
+            yield len(step.tokens)
+
+    return prompts, provenance.machine(llm.target.info, None), begin
+
+
+def peer_tokens(file: str, prompts: list[list[int]], threads: int) -> Callable[[int], Any]:
+    """A function that begins to decode one of the prompts with llama.cpp."""
+    import llama_cpp
+
+    model: Any = llama_cpp.Llama(
+        file,
+        n_ctx=1024,
+        n_threads=threads,
+        n_threads_batch=threads,
+        flash_attn=True,
+        verbose=False,
+    )
+
+    def begin(number: int) -> Iterator[int]:
+        """Tokens, one at a time."""
+        model.reset()
+        for _ in model.generate(prompts[number], temp=0.0, top_k=1, reset=True):
+            yield 1
+
+    return begin
+
+
+def serve(pipe: Connection, file: str, engine: str, threads: int) -> None:
+    """Decode in turns: the reply to each message is tokens and seconds."""
+    os.environ[HIDE] = "1"
+    if engine == "llama.cpp":
+        begin = peer_tokens(file, pipe.recv(), threads)
+    else:
+        prompts, machine, begin = own_tokens(file, engine, threads)
+        pipe.send((prompts, machine))
+    running: Iterator[int] = iter(())
+    left = number = 0
+    while pipe.recv():
+        if left <= 0:
+            if number == len(PROMPTS):
+                pipe.send(None)
+                return
+            running = begin(number)
+            number += 1
+            left = LENGTH - next(running) - 2 * TURN  # the first one has the prefill
+        made = new = 0
+        start = time.perf_counter()
+        while made < TURN and (new := next(running, 0)):
+            made += new
+        pipe.send((made, time.perf_counter() - start))
+        left = left - made if new else 0  # 0: the text has ended
+
+
+# ------------------------------------------------------------------------------------- measuring
+def measure(
+    file: str, engines: Sequence[str], threads: int, over: Callable[[], bool]
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """The machine, and seconds per token of each engine, by round of turns."""
+    context = mp.get_context("spawn")
+    pipes: dict[str, Any] = {}
+    workers = []
+    prompts: list[list[int]] = []
+    machine: dict[str, Any] = {}
+    for engine in engines:  # llama.cpp last: it needs the tokens
+        pipe, other = context.Pipe()
+        worker = context.Process(target=serve, args=(other, file, engine, threads), daemon=True)
+        worker.start()
+        workers.append(worker)
+        pipes[engine] = pipe
+        if engine == "llama.cpp":
+            pipe.send(prompts)
+        else:
+            prompts, machine = pipe.recv()
+
+    def turn(engine: str) -> float | None:
+        """Seconds per token of one turn; None if there is no further prompt."""
+        while True:
+            pipes[engine].send(True)
+            reply = pipes[engine].recv()
+            time.sleep(REST)
+            if reply is None:
+                return None
+            made, seconds = reply
+            if made:  # a text may end before its turn
+                return float(seconds / made)
+
+    for engine in engines:
+        turn(engine)  # compiles
+    found: dict[str, list[float]] = {engine: [] for engine in engines}
+    while not over():
+        times = [each for engine in engines if (each := turn(engine)) is not None]
+        if len(times) < len(engines):
+            break
+        for engine, each in zip(engines, times, strict=True):
+            found[engine].append(each)
+    for worker in workers:
+        worker.terminate()
+    return machine, found
+
+
+def compare(found: dict[str, list[float]], engine: str, base: str) -> dict[str, float]:
+    """Tokens per second of an engine over those of another."""
+    ours, theirs = (np.array(found[name]) for name in (engine, base))
+    places = draws(len(ours))
+    samples = np.median(theirs[places], axis=1) / np.median(ours[places], axis=1)
+    return estimate(float(np.median(theirs) / np.median(ours)), samples)._asdict()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure each file, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--file", action="append", required=True, help="a GGUF file")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=60, help="for each file")
+    parser.add_argument("--json", type=Path, required=True)
+    args = parser.parse_args(argv)
+    busy = provenance.load()
+    files = {}
+    known = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
+    for file in args.file:
+        started = time.perf_counter()
+        machine, found = measure(file, ENGINES, args.threads, until_ready(args.seconds))
+        sys.stderr.write(f"{Path(file).name}: {time.perf_counter() - started:.0f} s\n")
+        files[Path(file).name] = {
+            "rounds": len(found[ENGINES[0]]),
+            "ms per token": {
+                name: round(1e3 * float(np.median(rows)), 3) for name, rows in found.items()
+            },
+            "int4 over int8": compare(found, "int4 plain", "int8 plain"),
+            "plain over llama.cpp": compare(found, "int4 plain", "llama.cpp"),
+            "auto over llama.cpp": compare(found, "int4 auto", "llama.cpp"),
+            "auto over plain": compare(found, "int4 auto", "int4 plain"),
+        }
+    record = {
+        "command": provenance.command(),
+        "commit": provenance.commit(),
+        "machine": {**machine, "load": busy},
+        "settings": {"turn": TURN, "tokens": LENGTH, "threads": args.threads},
+        "files": {**known.get("files", {}), **files},
+    }
+    args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(json.dumps(record["files"], indent=1) + "\n")
+    return 0
+
+
+def until_ready(seconds: float) -> Callable[[], bool]:
+    """`until` that begins with its first call, when all engines have loaded."""
+    over: Callable[[], bool] | None = None
+
+    def ask() -> bool:
+        nonlocal over
+        over = over or until(seconds)
+        return over()
+
+    return ask
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except SapwoodError as error:
+        sys.exit(f"four_bits: {error}")
