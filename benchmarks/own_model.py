@@ -1,38 +1,38 @@
-"""`auto` without a trained head against plain decoding, on any model, in pairs of runs.
+"""`auto` without a trained head against plain decoding, on any model, step by step in turns.
 
     python benchmarks/own_model.py SUITE.jsonl --model smollm2 --json FILE [--seconds 300]
     python benchmarks/own_model.py SUITE.jsonl --model FILE.gguf --name gemma-3-270m --json FILE
 
 One request at a time in groups of prompts, and several at once, of a model that has a head also
-with it. `plain` and `auto` share the loaded model and take turns: plain, auto, plain on each prompt
-or batch, so that a machine that becomes slower or faster treats both alike, and a prompt's ratio is
-that of its own three runs. `auto` begins with nothing learned and keeps what it learns; each prompt
-is new to it. Prefill is not timed; greedy throughout. A group's figure is the median of its
-prompts' ratios, with a 95 % bootstrap interval over prompts. The predicted speedup is the one that
-`sapwood run` prints, where it prints one.
+with it. All recipes share the loaded model, and their steps take turns, so that a machine that
+becomes slower or faster treats them alike (`interleaved.py`); texts must be equal. `auto` begins
+with nothing learned and keeps what it learns; each prompt is new to it. Steps with prefill are not
+timed; greedy throughout. A group's figure is the median of its prompts' ratios, with a 95 %
+bootstrap interval over prompts. Several at once means always: when a request ends, the next prompt
+takes its place. The values there are of stretches of so many tokens, and beside `auto` stand
+recipes with fixed trees. The predicted speedup is the one that `sapwood run` prints, where it
+prints one.
 
 Several models go into one record, one command after the other. `--seconds` ends a run early; the
-same command then goes on, with an `auto` that begins anew.
+same command then goes on, with an `auto` that begins anew. `--groups` and `--at-once` choose what
+is measured.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from interleaved import OneRequest, SteadyLoad, StepTotals, decode_in_turns, load_in_turns
 from paired_record import PairedRecord, draws, estimate, until
 
 from sapwood.bench import provenance
-from sapwood.bench.batched import decode_together
-from sapwood.bench.measure import BenchRun
 from sapwood.bench.suites import BenchPrompt, digest, gather
 from sapwood.common.drafter_store import HIDE, has
-from sapwood.core.sampling import Sampling
-from sapwood.engine.loop import Engine
 from sapwood.engine.plain_speed import measured_speedup
 from sapwood.errors import SapwoodError
 from sapwood.llm import LLM
@@ -40,10 +40,19 @@ from sapwood.llm import LLM
 FROM_FILE = {"chat": "mt_bench", "qa": "qa", "translation": "translation"}
 FROM_FILE |= {"math": "math_reasoning", "rag": "rag"}
 BUILT_IN = ("random", "copy", "edit")
+GROUPS = (*FROM_FILE, *BUILT_IN)
 AT_ONCE = " at once, "
-LEVELS = (4, 16)  # requests at once
-BATCHED = 48  # prompts that are decoded at once, in batches of each level
-BATCH_TOKENS = 64
+STRETCHES = 8  # of each level
+STRETCH_TOKENS = 1536
+LOAD_TOKENS = 96  # of each request there, or more where so many requests would always prefill one
+STEPS_EACH = 6  # steps of all between two ends of requests, at least
+# recipes with fixed trees, without a head and with one
+FIXED = {False: ("recycling-small",), True: ("eagle3-small",)}
+RECIPES = {
+    "recycling-small": "recycling + best(estimator=raw) + match + fixed(nodes=3, depth=3, width=2)",
+    "eagle3-small": "eagle3 + best(estimator=raw) + match + fixed(nodes=3, depth=3, width=2)",
+}
+SHORTEST = 8  # tokens of an answer that is timed
 LONGEST = 700  # tokens of a prompt, so that prefill does not take most of the time
 WARM_UP = "Name three rivers and say where they rise."
 PARTS = ("draft", "verify", "other")  # of the seconds of a run
@@ -51,11 +60,11 @@ UNKNOWN = -1.0  # in place of a prediction that is not printed
 
 
 class Timed(NamedTuple):
-    """Seconds per token of the three runs on a prompt, and where those of `auto` went."""
+    """Seconds per token of plain decoding and of a recipe, and where those of the recipe went."""
 
-    before: float  # plain
-    auto: float
-    after: float  # plain
+    plain: float
+    recipe: float
+    repeat: float  # plain decoding's every other step over the steps between
     predicted: float = UNKNOWN  # speedup
     draft: float = 0.0
     verify: float = 0.0
@@ -65,60 +74,34 @@ class Timed(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Tokens per second of `auto` over those of plain decoding."""
-        return (self.before + self.after) / 2 / self.auto
+        """Tokens per second of the recipe over those of plain decoding."""
+        return self.plain / self.recipe
 
 
 # ------------------------------------------------------------------------------------- measuring
-def one(plain: LLM, auto: LLM, prompt: list[int], tokens: int) -> Timed:
-    """Decode a prompt alone."""
-
-    def spent(llm: LLM) -> Any:
-        return llm.generate(prompt, max_tokens=tokens, progress=False)
-
-    first, made, last = spent(plain), spent(auto), spent(plain)
-    before, middle, after = (
-        (out.stats.seconds - out.stats.prefill_s) / out.stats.tokens for out in (first, made, last)
-    )
-    stats = made.stats
-    told = measured_speedup(plain.engine, prompt, made)
+def timed(plain: StepTotals, made: StepTotals, predicted: float | None = None) -> Timed:
+    """The row of two runs that took turns."""
+    first, second = plain.halves
     return Timed(
-        before,
-        middle,
-        after,
-        predicted=UNKNOWN if told is None else told,
-        draft=stats.draft_s / stats.tokens,
-        verify=stats.verify_s / stats.tokens,
-        other=stats.other_s / stats.tokens,
-        tokens_per_pass=stats.tokens_per_pass,
-        nodes_per_pass=stats.drafted / stats.passes,
+        plain.pace,
+        made.pace,
+        first / second if second else 1.0,
+        UNKNOWN if predicted is None else predicted,
+        draft=made.draft / made.tokens,
+        verify=made.verify / made.tokens,
+        other=(made.seconds - made.draft - made.verify) / made.tokens,
+        tokens_per_pass=made.tokens / made.passes,
+        nodes_per_pass=made.nodes / made.passes,
     )
 
 
-def several(plain: Engine, auto: Engine, prompts: Sequence[list[int]]) -> Timed:
-    """Decode prompts at once."""
-    before, made, after = (shared(engine, prompts) for engine in (plain, auto, plain))
-    tokens = sum(run.length for run in made)
-    return Timed(
-        pace(before),
-        pace(made),
-        pace(after),
-        draft=sum(run.draft for run in made) / tokens,
-        verify=sum(run.verify for run in made) / tokens,
-        other=sum(run.other for run in made) / tokens,
-        tokens_per_pass=tokens / sum(run.passes for run in made),
-        nodes_per_pass=sum(run.nodes for run in made) / sum(run.passes for run in made),
-    )
-
-
-def shared(engine: Engine, prompts: Sequence[list[int]]) -> list[BenchRun]:
-    """Runs of prompts that are decoded at once."""
-    return decode_together(engine, prompts, Sampling(max_tokens=BATCH_TOKENS), measured=True)
-
-
-def pace(runs: Sequence[BenchRun]) -> float:
-    """Seconds per token of runs that shared their passes."""
-    return sum(run.seconds for run in runs) / sum(run.length for run in runs)
+def one(plain: LLM, auto: LLM, prompt: list[int], tokens: int) -> Timed | None:
+    """Decode a prompt alone; None if the answer is too short."""
+    runs: list[OneRequest] = decode_in_turns([plain, auto], prompt, tokens)
+    if runs[0].emitted <= SHORTEST:
+        return None
+    told = measured_speedup(plain.engine, prompt, runs[1].completion())
+    return timed(runs[0].totals, runs[1].totals, told)
 
 
 def prompts_of(suite: str, group: str, limit: int) -> list[BenchPrompt]:
@@ -138,59 +121,93 @@ def fitting(llm: LLM, prompts: Sequence[BenchPrompt]) -> dict[str, list[int]]:
     }
 
 
-def engines(llm: LLM, heads: bool) -> tuple[LLM, LLM]:
-    """Plain decoding and `auto` of a loaded model, both warmed up."""
+def engines(llm: LLM, recipes: Sequence[str], heads: bool) -> list[LLM]:
+    """Recipes of a loaded model, warmed up."""
     os.environ[HIDE] = "0" if heads else "1"
-    made = llm.with_recipe("plain"), llm.with_recipe("auto")
+    made = [llm.with_recipe(recipe) for recipe in recipes]
     for each in made:
         each.generate(WARM_UP, max_tokens=24, progress=False)
     return made
 
 
-def measure(
-    llm: LLM, args: argparse.Namespace, record: PairedRecord, say: Any
-) -> Iterator[tuple[str, str]]:
-    """Measure what is missing; yields each thing and prompt after it was added."""
-    groups = {
-        group: fitting(llm, prompts_of(args.suite, group, args.prompts))
-        for group in (*FROM_FILE, *BUILT_IN)
-    }
-    order = [
-        (f"{args.name}: {group}", name, tokens)
-        for place in range(args.prompts)
-        for group, found in groups.items()
-        for name, tokens in list(found.items())[place : place + 1]
-    ]
-    left = [one for one in order if one[1] not in record.values.get(one[0], {})]
-    if left:
-        plain, auto = engines(llm, heads=False)
+class Measurement:
+    """What is measured of one model, in the order of the record."""
+
+    def __init__(
+        self, llm: LLM, args: argparse.Namespace, record: PairedRecord, over: Callable[[], bool]
+    ) -> None:
+        self.llm = llm
+        self.args = args
+        self.record = record
+        self.over = over
+        groups = {
+            group: fitting(llm, prompts_of(args.suite, group, args.prompts)) for group in GROUPS
+        }
+        self.order = [
+            (group, name, tokens)
+            for place in range(args.prompts)
+            for group, found in groups.items()
+            for name, tokens in list(found.items())[place : place + 1]
+        ]
+
+    def run(self) -> Iterator[None]:
+        """Measure what is missing; yields after every value."""
+        yield from self._alone()
+        info = self.llm.target.info
+        kinds = [False, True] if has("eagle3", info.model, info.weights) else [False]
+        for heads in kinds:
+            for level in self.args.at_once:
+                yield from self._together(level, heads)
+
+    def _missing(self, thing: str, name: str) -> bool:
+        return name not in self.record.values.get(thing, {})
+
+    def _add(self, thing: str, name: str, row: Timed) -> None:
+        sys.stderr.write(f"{thing:<44}{name:<26}{row.ratio:.3f}\n")
+        self.record.add(thing, name, row)
+
+    def _alone(self) -> Iterator[None]:
+        """Prompts of the groups, one at a time."""
+        left = [
+            (f"{self.args.name}: {group}", name, tokens)
+            for group, name, tokens in self.order
+            if group in self.args.groups and self._missing(f"{self.args.name}: {group}", name)
+        ]
+        if not left:
+            return
+        plain, auto = engines(self.llm, ("plain", "auto"), heads=False)
         for thing, name, tokens in left:
-            found = one(plain, auto, tokens, args.tokens)
-            say(thing, name, found)
-            record.add(thing, name, found)
-            yield thing, name
-    info = llm.target.info
-    asked = [False, True] if has("eagle3", info.model, info.weights) else [False]
-    spread = [tokens for _, _, tokens in order if len(tokens) <= LONGEST // 2][:BATCHED]
-    for heads in asked:
+            if self.over():
+                return
+            row = one(plain, auto, tokens, self.args.tokens)
+            if row is not None:
+                self._add(thing, name, row)
+                yield
+
+    def _together(self, level: int, heads: bool) -> Iterator[None]:
+        """Stretches of so many requests at once."""
         kind = "with its head" if heads else "no head"
-        todo = []
-        for level in (*([1] if heads else []), *LEVELS):
-            thing = f"{args.name}: {level}{AT_ONCE}{kind}"
-            batches = [spread[at : at + level] for at in range(0, len(spread), level)]
-            done = record.values.get(thing, {})
-            todo += [
-                (thing, f"batch {n}", batch)
-                for n, batch in enumerate(batches[:16])
-                if len(batch) == level and f"batch {n}" not in done
-            ]
-        if todo:
-            plain, auto = engines(llm, heads)
-            for thing, name, batch in todo:
-                found = several(plain.engine, auto.engine, batch)
-                say(thing, name, found)
-                record.add(thing, name, found)
-                yield thing, name
+        thing = f"{self.args.name}: {level}{AT_ONCE}{kind}"
+        left = [n for n in range(STRETCHES) if self._missing(thing, f"stretch {n}")]
+        if not left or self.over():
+            return
+        fixed = FIXED[heads]
+        made = engines(self.llm, ("plain", "auto", *(RECIPES[name] for name in fixed)), heads)
+        spread = [tokens for _, _, tokens in self.order if len(tokens) <= LONGEST // 2]
+        # a run that goes on begins elsewhere
+        spread = spread[left[0] * level :] + spread[: left[0] * level]
+        length = max(LOAD_TOKENS, STEPS_EACH * level)
+        runs = [SteadyLoad(each.engine, spread, level, length) for each in made]
+        load_in_turns(runs, level, self.over)  # the first steps are not counted
+        for n in left:
+            if not load_in_turns(runs, max(STRETCH_TOKENS, 16 * level), self.over):
+                break
+            plain, *others = (run.totals for run in runs)
+            for name, totals in zip(("", *(f", {name}" for name in fixed)), others, strict=True):
+                self._add(thing + name, f"stretch {n}", timed(plain, totals))
+            yield
+        for run in runs:
+            run.close()
 
 
 # ------------------------------------------------------------------------------------- summaries
@@ -201,12 +218,14 @@ def summary(record: PairedRecord) -> dict[str, dict[str, Any]]:
         rows = [Timed(*row) for row in values.values()]
         ratios = np.array([row.ratio for row in rows])
         middle = estimate(np.median(ratios), np.median(ratios[draws(len(ratios))], axis=1))
-        plain = [(row.before + row.after) / 2 for row in rows]
-        repeat = [row.before / row.after for row in rows]
+        plain = [row.plain for row in rows]
+        repeat = [row.repeat for row in rows]
+        last = thing.rsplit(", ", 1)[-1]
         made[thing] = {
+            "recipe": last if last in RECIPES else "auto",
             "prompts": len(rows),
             "speedup": middle._asdict(),
-            "of all tokens": round(sum(plain) / sum(row.auto for row in rows), 4),
+            "of all tokens": round(sum(plain) / sum(row.recipe for row in rows), 4),
             "plain against itself": round(float(np.median(repeat)), 4),
             "plain tokens / s": round(len(rows) / sum(plain), 2),
             "tokens / pass": round(float(np.mean([row.tokens_per_pass for row in rows])), 3)
@@ -245,10 +264,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=6, help="of each group")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--groups", default=",".join(GROUPS), help="of prompts; none: -")
+    parser.add_argument("--at-once", default="4,16,64", help="numbers of requests; none: -")
     parser.add_argument("--seconds", type=float, default=None, help="end after so many")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args(argv)
     args.name = args.name or args.model
+    args.groups = args.groups.split(",")
+    args.at_once = [int(level) for level in args.at_once.split(",") if level != "-"]
     suite = {group: digest(prompts_of(args.suite, group, args.prompts)) for group in FROM_FILE}
     record = PairedRecord(args.json, {"tokens": args.tokens, "prompts": suite})
     busy = provenance.load()
@@ -259,18 +282,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
     models = {**known.get("models", {}), args.name: origin}  # each with its own command
 
-    def say(thing: str, name: str, found: Timed) -> None:
-        sys.stderr.write(f"{thing:<36}{name:<26}{found.ratio:.3f}\n")
-
-    for _ in measure(llm, args, record, say):
-        record.write(origin, models=models, rows=summary(record), predicted=prediction(record))
-        if over():
-            break
+    before = {thing: len(values) for thing, values in record.values.items()}
+    for _ in Measurement(llm, args, record, over).run():
+        rows = summary(record)
+        for thing, row in rows.items():  # each with the commit that added to it last
+            same = len(record.values[thing]) == before.get(thing)
+            earlier = known["rows"][thing].get("commit", known["commit"]) if same else None
+            row["commit"] = earlier or origin["commit"]
+        record.write(origin, models=models, rows=rows, predicted=prediction(record))
     for thing, row in summary(record).items():
         speed = row["speedup"]
         shares = " ".join(f"{share:.3f}" for share in row["shares"])
         sys.stdout.write(
-            f"{thing:<36}{speed['mean']:.3f}  {speed['low']:.3f} to {speed['high']:.3f}"
+            f"{thing:<44}{speed['mean']:.3f}  {speed['low']:.3f} to {speed['high']:.3f}"
             f"  all {row['of all tokens']:.3f}  draft verify other {shares}\n"
         )
     sys.stdout.write(f"predicted: {prediction(record)}\n")

@@ -186,7 +186,8 @@ def test_refined_curves_are_stored_now_and_then(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("in the way")
-    LLM(ToyBackend(), "auto").close()
+    with LLM(ToyBackend(), "auto") as llm:
+        assert llm.profile.measured  # though it cannot be kept
 
 
 # --------------------------------------------------------------------------------------------- use

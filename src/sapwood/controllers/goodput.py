@@ -11,7 +11,9 @@ Costs and chances that are never tried cannot be corrected, so after many rounds
 small tree is sent at any price.
 
 Where many requests share a pass, lambda is the throughput of all, and V(n) is read where the
-others' rows end: the larger the batch, the fewer nodes pay. Where a device runs ahead and finishes
+others' rows end: the larger the batch, the fewer nodes pay. Once even the cheapest node costs about
+a token, which no node can bring, nothing is drafted, and a request whose drafts do not pay there
+pauses for itself (`draft_backoff.py`). Where a device runs ahead and finishes
 before the host does, rows cost nothing up to the host's own share of a round.
 """
 
@@ -20,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sapwood.controllers.draft_backoff import DraftBackoff
 from sapwood.controllers.throughput_stats import (
     RoundShare,
     ThroughputController,
@@ -35,6 +38,8 @@ from sapwood.engine.cost_model import CostModel
 
 FOLLOW = 0.1  # rate of the running mean of the host's share
 PROBE = 2  # nodes of the tree that is sent unpriced: few, as rows may be expensive
+LIKELY = 0.9  # tokens that a good node brings; dearer ones are not drafted in a shared pass
+PRICED_OUT = 32  # rounds after which prices are looked at again
 
 
 @dataclass
@@ -75,6 +80,7 @@ class Goodput(ThroughputController):
         )
         # seconds of a round in which the host does not wait for the device
         self.busy = 0.0
+        self._counts = np.arange(1, self.nodes + 1)
 
     @property
     def largest(self) -> Budget:
@@ -86,6 +92,8 @@ class Goodput(ThroughputController):
         self.context_ = len(request.prompt) - 1
         self.begun_ = False
         self.batch_load_ = ALONE
+        self.backoff_ = DraftBackoff()
+        self.budget_ = NO_NODES  # of this round
 
     def join(self, load: BatchLoad) -> None:
         """Set the load of the batch that shares the next pass."""
@@ -104,8 +112,12 @@ class Goodput(ThroughputController):
         return self.cost.seconds(trees, self.context_, trees) / trees
 
     def budget(self) -> Budget:
-        """The largest budget, with prices of nodes and drafting."""
-        if self.stats.rest > 0:
+        """The largest budget, with prices of nodes and drafting; none in a rest or pause."""
+        self.budget_ = self._budget()
+        return self.budget_
+
+    def _budget(self) -> Budget:
+        if self.stats.rest > 0 or (self.batch_load_.trees > 1 and self.backoff_.pauses()):
             return NO_NODES
         if self.stats.probes():
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
@@ -116,6 +128,9 @@ class Goodput(ThroughputController):
         line = np.maximum(line, self.busy)
         rate = self.rate()
         price = rate * (line - line[0])
+        if others and (price[1:] / self._counts).min() > LIKELY:
+            self.stats.rest_for(PRICED_OUT)
+            return NO_NODES
         draft = rate * self.stats.expansion
         return Budget(self.nodes, self.depth, self.width, price, draft, rate)
 
@@ -126,6 +141,8 @@ class Goodput(ThroughputController):
     def observe(self, outcome: Outcome) -> None:
         """Record the round; the stats of a shared pass are settled by the batch."""
         self.stats.entries.append(RoundShare.of(outcome, first=not self.begun_))
+        if outcome.shared is not None and outcome.asked and self.begun_:
+            self._observe_gain(outcome)
         self.context_ = outcome.context + outcome.verdict.accepted + 1
         self.begun_ = True
         if (waited := outcome.scores.host_wait) is not None:
@@ -133,3 +150,12 @@ class Goodput(ThroughputController):
             self.busy += FOLLOW * (min(busy, 2 * self.busy) - self.busy) if self.busy else busy
         if outcome.shared is None:
             self.stats.settle(refine(self.cost, alone(outcome)), self.cost)
+
+    def _observe_gain(self, outcome: Outcome) -> None:
+        """Count what this request's drafts brought, in tokens."""
+        budget = self.budget_
+        if budget.price is None:  # a probe
+            return
+        nodes = min(len(outcome.tree), len(budget.price)) - 1
+        cost = float(budget.price[nodes]) + budget.rate * outcome.times.draft
+        self.backoff_.observe(outcome.verdict.accepted - cost)

@@ -27,8 +27,12 @@ RECENT = 10  # rounds in the mean draft seconds of a node
 MISHAP = 4.0  # a stage over this multiple of its predicted seconds compiled or was interrupted
 REPAID = 0.5  # share of the slack that expensive tries may use up
 EASED = 2  # factor by which trees must become fewer for a rest to end early
-REGRET = 0.02  # share of all time that tries of trees may lose where many requests share a pass
+REGRET = 0.005  # share of all time that tries of trees may lose where requests share a pass
 MOST_ROUNDS = 1 << 14  # of a rest after such a try
+# tokens of all requests that tries may lose beyond that before the next rest: the more requests,
+# the less likely it is that trees pay
+MOST_DEBT = 8.0
+CREDIT = 16.0  # tokens that earlier gains allow them to lose
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,53 +63,51 @@ class RoundShare:
 
 @dataclass
 class StepTimes:
-    """Seconds per token of whole steps, with and without drafts, by the number of requests.
+    """Seconds of whole steps beyond those of steps in a rest, where requests share them.
 
-    Predictions cover passes and drafts. The host's work on trees shows in whole steps alone.
+    Predictions cover passes and drafts. The host's work on trees shows in whole steps alone, as
+    does a device that runs ahead in a rest. A step is compared with the predicted seconds of a pass
+    over its roots, times what steps of a rest have taken of theirs: so neither a longer text nor a
+    machine that is busy just now counts.
     """
 
-    # powers of two of requests -> tokens and seconds, faded
+    # powers of two of requests -> predicted seconds of passes over roots, and seconds of such
+    # steps, faded
     plain: dict[int, tuple[float, float]] = field(default_factory=dict)
-    drafted: dict[int, tuple[float, float]] = field(default_factory=dict)
-    seen: Counter[int] = field(default_factory=Counter)  # steps with trees
-    # since the last decision: steps with trees, and their seconds beyond those of plain decoding
-    tried: int = 0
-    excess: float = 0.0
+    seen: Counter[int] = field(default_factory=Counter)  # steps outside a rest, by the same
+    debt: float = 0.0  # seconds that these have lost, less REGRET of all seconds
 
-    def add(self, requests: int, tokens: int, seconds: float, *, drafted: bool) -> None:
-        """Count a step; the first ones with trees compile and are left out."""
+    def add(
+        self, requests: int, tokens: int, roots: float, seconds: float, *, drafted: bool
+    ) -> None:
+        """Count a step; `roots` are the predicted seconds of a pass over its roots.
+
+        The first steps outside a rest compile and are left out.
+        """
         band = requests.bit_length()
-        times = self.drafted if drafted else self.plain
-        if drafted:
-            self.tried += 1
+        usual = self.usual(requests, roots)
+        if usual:
+            seconds = min(seconds, MISHAP * usual * max(tokens / requests, 1.0))
+        if not drafted:
+            before, spent = self.plain.get(band, (0.0, 0.0))
+            self.plain[band] = FADE * before + roots, FADE * spent + seconds
+        else:
             self.seen[band] += 1
-            self.excess += seconds - tokens * self.plain_seconds(requests)
-            if self.seen[band] <= SOON:
-                return
-        before, spent = times.get(band, (0.0, 0.0))
-        if before:
-            seconds = min(seconds, MISHAP * tokens * spent / before)
-        times[band] = FADE * before + tokens, FADE * spent + seconds
+            if self.seen[band] > SOON:
+                self.debt += seconds - tokens / requests * usual
+        self.debt = max(self.debt - REGRET * seconds, -CREDIT * usual / requests)
 
-    def plain_seconds(self, requests: int) -> float:
-        """Seconds per token of steps without trees; 0 while they are unknown."""
-        tokens, seconds = self.plain.get(requests.bit_length(), (0.0, 0.0))
-        return seconds / tokens if tokens else 0.0
+    def usual(self, requests: int, roots: float) -> float:
+        """Seconds of a step in a rest; 0 while they are unknown."""
+        predicted, seconds = self.plain.get(requests.bit_length(), (0.0, 0.0))
+        return roots * seconds / predicted if predicted else 0.0
 
-    def slower(self, requests: int, slack: float) -> bool:
-        """True when steps with trees are known to be slower than those without."""
-        tokens, seconds = self.drafted.get(requests.bit_length(), (0.0, 0.0))
-        return seconds > (1 + slack) * tokens * self.plain_seconds(requests) > 0
-
-    def rest_rounds(self, requests: int) -> int:
-        """Rounds of a rest after which the last try has cost no more than REGRET of all time."""
-        step = requests * self.plain_seconds(requests)
-        return min(int(self.excess / (REGRET * step)), MOST_ROUNDS) if step else 0
-
-    def decided(self) -> None:
-        """Begin the next try."""
-        self.tried = 0
-        self.excess = 0.0
+    def rest_rounds(self, requests: int, roots: float) -> int:
+        """Rounds of a rest after which drafts have lost no more than REGRET of all time."""
+        step = self.usual(requests, roots)
+        if not step or self.debt <= MOST_DEBT * step / requests:
+            return 0
+        return min(int(self.debt / (REGRET * step)) + 1, MOST_ROUNDS)
 
 
 @dataclass
@@ -206,7 +208,8 @@ class ThroughputStats:
             if any(entry.one_call for entry in entries):
                 self.losses.append(loss)
         most = LOSS / BRIEF if self.failed else LOSS
-        if self.slack < 1 and self.rounds >= SOON and self.lost > most:
+        # where requests share a pass, each pauses for itself
+        if self.slack < 1 and shared.trees == 1 and self.rounds >= SOON and self.lost > most:
             # little was lost, so a text that changes is soon tried again
             longest = max(SHORT_PAUSE, self.first_pause)
             self._rest(min(self.pause, longest))
@@ -220,23 +223,40 @@ class ThroughputStats:
         self.rested = True
         self.rest -= 1
 
-    def settle_step(self, requests: int, tokens: int, nodes: int, seconds: float) -> None:
-        """Count a whole step of requests that shared a pass; rest if drafting makes steps slower.
+    def settle_round(self, requests: int, tokens: int, nodes: int, seconds: float) -> None:
+        """Count a round that a device ran by itself, of requests that shared draft and pass.
 
-        A step whose drafts were not worth their price counts too: it has cost their seconds.
+        Whether it was worth its trees is decided by `settle_step`, from the seconds of whole steps.
+        """
+        if self.rest > 0:
+            self.settle_rest(nodes)
+            return
+        self._sent(nodes)
+        self.rested = False
+        self.trees = requests
+        self.tokens = FADE * self.tokens + tokens
+        self.seconds = FADE * self.seconds + seconds
+        self.plain = FADE * self.plain + seconds  # no gain is carried over to another load
+
+    def settle_step(
+        self, requests: int, tokens: int, nodes: int, roots: float, seconds: float
+    ) -> None:
+        """Count a whole step of requests that shared a pass; rest if drafts have lost too much.
+
+        `roots` are the predicted seconds of a pass over the roots alone. A step whose drafts were
+        not worth their price counts too: it has cost their seconds.
         """
         times = self.step_times
         drafts = not self.rested
         if self.rested and nodes:  # another recipe drafted
             return
-        times.add(requests, tokens, seconds, drafted=drafts)
+        times.add(requests, tokens, roots, seconds, drafted=drafts)
         if self.rest or self.slack >= 1 or not drafts:
             return
-        if not times.plain_seconds(requests):  # time some steps without drafts first
+        if not times.usual(requests, roots):  # time some steps without drafts first
             self._rest(self.first_pause)
-        elif times.tried >= SOON and times.slower(requests, self.slack):
-            self._rest(max(self.pause, times.rest_rounds(requests)))
-            self.pause = min(2 * self.pause, self.longest)
+        elif rounds := times.rest_rounds(requests, roots):
+            self._rest(rounds)
 
     def _sent(self, nodes: int) -> None:
         """Count rounds without a tree, and space probes further apart after a fruitless one."""
@@ -274,10 +294,15 @@ class ThroughputStats:
             self.pause = self.first_pause
             self.failed = False
 
+    def rest_for(self, rounds: int) -> None:
+        """Rest because no tree can pay at this load; nothing was tried."""
+        failed = self.failed
+        self._rest(rounds)
+        self.failed = failed
+
     def _rest(self, rounds: int) -> None:
         """Decode so many rounds without trees, or more if the try was expensive."""
         self.rounds = 0
-        self.step_times.decided()
         self.rest = max(rounds, self._repays())
         self.losses.clear()
         self.forget()

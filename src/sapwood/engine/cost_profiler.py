@@ -41,6 +41,7 @@ WIDE_S = 0.5  # seconds of measuring WIDE, and again of measuring REQUESTS
 LOG = logging.getLogger("sapwood.cost_profiler")  # without a handler: to standard error
 WARNED: list[str] = []  # reasons that were logged in this process: the first alone
 KEEP_S = 30.0  # seconds between two saves of a curve that running requests refine
+BUSY_S = 600.0  # seconds for which a curve of a busy machine serves later starts
 
 
 @dataclass
@@ -63,20 +64,35 @@ class CostProfile:
             return cls(path, CostModel.from_json(record), measured=True, _record=record)
         # a missing or damaged file: the curve is measured again
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return cls._open_busy(path)
+
+    @classmethod
+    def _open_busy(cls, path: Path) -> "CostProfile":
+        """The curve that a busy machine has measured lately; a flat one if it has not."""
+        try:
+            file = busy_file(path)
+            if time.time() - file.stat().st_mtime > BUSY_S:
+                return cls(path)
+            curve = CostModel.from_json(json.loads(file.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return cls(path)
+        return cls(path, curve, measured=True, disturbance="the machine was busy")
 
     def measure(
         self, target: Backend, progress: Progress, *, quick: bool, keep_busy: bool = False
     ) -> None:
         """Time the target and store the curve; later rounds refine it.
 
-        A curve measured on a busy machine is used, but not stored unless `keep_busy`.
+        A curve measured on a busy machine is stored for some minutes only unless `keep_busy`.
         """
         rows, contexts, seconds = (QUICK_ROWS, QUICK, QUICK_S) if quick else (ROWS, FULL, FULL_S)
         meter = LoadMeter()
         self.curve.replace_with(measure(target, rows, contexts, seconds, progress, meter))
         self.measured = True
         self._judge(None if keep_busy else meter.disturbance(target.info))
+        if self.disturbance is not None:
+            with contextlib.suppress(OSError):
+                self.curve.save(busy_file(self.path))
         self.keep(at_once=True)
 
     def _judge(self, disturbance: str | None) -> None:
@@ -84,7 +100,10 @@ class CostProfile:
         self.disturbance = disturbance
         if disturbance is not None and not WARNED:
             WARNED.append(disturbance)
-            LOG.warning("sapwood: the cost of passes is measured, but not kept: %s", disturbance)
+            LOG.warning(
+                "sapwood: the cost of passes is measured, but kept for minutes only: %s",
+                disturbance,
+            )
 
     def widen(self, target: Backend, progress: Progress) -> None:
         """Time passes that many requests share, unless they are in the curve; for servers."""
@@ -115,6 +134,11 @@ def place(info: BackendInfo) -> Path:
     """The file of this model, backend, device, dtype and number of threads."""
     key = f"{info.model}-{info.name}-{info.device}-{info.dtype}-{info.threads}"
     return cache_folder() / "profiles" / (re.sub(r"[^\w.-]+", "_", key).strip("_.") + ".json")
+
+
+def busy_file(path: Path) -> Path:
+    """The file of a curve that was measured on a busy machine."""
+    return path.with_suffix(".busy.json")
 
 
 def measure(

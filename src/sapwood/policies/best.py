@@ -51,6 +51,8 @@ class Best(Part, WholeTreePolicy):
         # a whole tree is valued without the estimator, which has nothing to learn from it
         if outcome.grown.pruned is not None:
             self.ahead.observe(outcome)
+        elif not outcome.asked:  # there is nothing to learn from
+            self.steps.rest(outcome.trees)
         else:
             super().observe(outcome)
             self.steps.observe(outcome, first=not self.begun_)

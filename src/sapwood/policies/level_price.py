@@ -78,15 +78,7 @@ class LevelPrice:
         grown, self.trial = outcome.grown, None
         expanded = np.flatnonzero(grown.expanded)
         if not len(expanded):
-            self.idle += 1 / outcome.trees
-            if self.idle >= RECENT:  # the text may have changed: measure again
-                self.chance = 1.0
-                self.nodes = 0
-            if self.idle >= STALE:  # the load of the machine may have changed too
-                self.sums = [0.0] * 5
-                self.line = (0.0, 0.0)
-                self.seconds = 0.0
-                self.idle = 0.0
+            self.rest(outcome.trees)
             return
         self.idle = 0.0
         if grown.valued == len(grown):
@@ -94,6 +86,19 @@ class LevelPrice:
         levels = self._answered(grown)
         if levels and not first:
             self._time(1 if grown.one_call else levels, outcome.times.draft)
+
+    def rest(self, trees: int) -> None:
+        """Count a round without an expanded node, of one of so many requests."""
+        self.trial = None
+        self.idle += 1 / trees
+        if self.idle >= RECENT:  # the text may have changed: measure again
+            self.chance = 1.0
+            self.nodes = 0
+        if self.idle >= STALE:  # the load of the machine may have changed too
+            self.sums = [0.0] * 5
+            self.line = (0.0, 0.0)
+            self.seconds = 0.0
+            self.idle = 0.0
 
     def _mean(self, grown: Tree, expanded: np.ndarray) -> None:
         """Add the best child of each expanded node to the mean."""
