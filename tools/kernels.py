@@ -59,6 +59,9 @@ MODELS = {
 }
 
 
+Variants = dict[Any, dict[Any, int]]  # kernel -> key of a variant -> its number
+
+
 class Imagined:
     """A driver without a device: kernels are compiled, not launched."""
 
@@ -93,15 +96,34 @@ class ImaginedProperties:
     shared_memory_per_block_optin: int  # bytes
 
 
-def share(part: int, parts: int) -> None:
-    """Compile the first variant of each kernel, and of the others those of one part."""
+def count_variants(launch: Callable[[], None]) -> Variants:
+    """The variants of each kernel that some launches need, in their order; none is compiled."""
     compile_variant = jit.JITFunction._do_compile
-    numbers: dict[Any, dict[Any, int]] = {}  # of the variants of each kernel
+    found: Variants = {}
+
+    def note(self: Any, key: Any, *_: Any) -> None:
+        known = found.setdefault(self, {})
+        known.setdefault(key, len(known))
+
+    jit.JITFunction._do_compile = note
+    try:
+        launch()
+    finally:
+        jit.JITFunction._do_compile = compile_variant
+    return found
+
+
+def share(part: int, parts: int, variants: Variants) -> None:
+    """Compile those variants of each kernel that are dealt to one of several parts.
+
+    Each part has at least one variant of each kernel, and each variant has a part.
+    """
+    compile_variant = jit.JITFunction._do_compile
 
     def compile_some(self: Any, key: Any, *asked: Any) -> Any:
-        known = numbers.setdefault(self, {})
-        number = known.setdefault(key, len(known))
-        chosen = number == 0 or number % parts == part
+        known = variants[self]
+        few = part >= len(known)  # this part comes after each variant has one
+        chosen = known[key] == part % len(known) if few else known[key] % parts == part
         return compile_variant(self, key, *asked) if chosen else None
 
     jit.JITFunction._do_compile = compile_some
@@ -274,6 +296,39 @@ def a_verdict(rows: int, sizes: ModelSizes, builder: Any) -> None:
     place(held.rows, facts, inputs, shape)
 
 
+def a_batch_verdict(sizes: ModelSizes, builder: Any) -> None:
+    """Launch the kernels between two rounds of several requests on the device."""
+    from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS
+    from sapwood.backends.torch.cuda.kernels.attention_tiles import HeadSizes
+    from sapwood.backends.torch.cuda.rounds import round_kernels
+    from sapwood.backends.torch.cuda.rounds.round_reference import ARGS, CARRY
+    from sapwood.backends.torch.cuda.tree_rows import shape_of_trees
+
+    def words(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.int64)
+
+    draft = builder.batch(REQUESTS)
+    each = 8  # rows of a request
+    rows = REQUESTS * each
+    args, carry, live = words(REQUESTS, ARGS), words(REQUESTS, CARRY), words(1)
+    given, fields = draft.args, draft.fields
+    features = draft.hidden_states.new_zeros(REQUESTS, MAX_NEW_ROWS, draft.hidden_states.shape[1])
+    states = [torch.empty(rows, sizes.width, dtype=sizes.dtype) for _ in range(3)]
+    heads = HeadSizes(sizes.queries, sizes.keys, sizes.head_width)
+    shape = shape_of_trees(rows, LENGTHS[0], True, heads, sparse=False)
+    pool = torch.empty(2, 1, LENGTHS[0], heads.keys, heads.width, dtype=sizes.dtype)
+    heat = torch.ones(rows, dtype=torch.float64)
+    round_kernels.take_args(args, carry, given.scalars, given.tokens, given.roots)
+    round_kernels.take_features(args, features, draft.hidden_states)
+    inputs = words(shape.size + rows)
+    round_kernels.place_trees(fields, given.scalars, live, inputs, shape, each, whole=True)
+    round_kernels.noise_keys(args, fields, given.scalars, words(rows), heat, each)
+    round_kernels.walk_trees(fields, words(rows), live, each)
+    round_kernels.keep_paths(pool, fields, given.scalars, live)
+    round_kernels.carry_over(fields, given.scalars, live, carry)
+    round_kernels.carry_features(fields, states, live, features, each)
+
+
 def needs(kernel: Any) -> tuple[str, str]:
     """Registers of a thread, and bytes of its stack."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -294,7 +349,9 @@ def a_round(rows: int, sizes: ModelSizes) -> None:
     """Launch every kernel of a round once: pass, draft and what is between them."""
     with torch.inference_mode():
         a_pass(rows, sizes)
-        a_verdict(rows, sizes, a_draft(sizes))
+        builder = a_draft(sizes)
+        a_verdict(rows, sizes, builder)
+        a_batch_verdict(sizes, builder)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -303,7 +360,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--capability", choices=SHARED, default="9.0")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of a pass")
     parser.add_argument("--models", choices=MODELS, nargs="+", default=tuple(MODELS))
-    about = "of the variants of each kernel the first, and those of one of several parts"
+    about = "of the variants of each kernel those of one of several parts, at least one"
     parser.add_argument("--part", type=int, nargs=2, metavar=("NUMBER", "PARTS"), help=about)
     return parser.parse_args(given)
 
@@ -313,22 +370,23 @@ def main() -> int:
     asked = arguments()
     limit = SHARED[asked.capability] << 10
     found = imagine(asked.capability)
+    rounds = [(model, rows) for model in asked.models for rows in asked.rows]
     if asked.part:
-        share(*asked.part)
+        every = count_variants(lambda: [a_round(rows, MODELS[model]) for model, rows in rounds])
+        share(*asked.part, every)
     failed = 0
-    for model in asked.models:
-        for rows in asked.rows:
-            done = len(found)
-            a_round(rows, MODELS[model])
-            for kernel in found[done:]:
-                facts, (registers, stack) = kernel.metadata, needs(kernel)
-                line = f"{name_of(kernel):36s} {model:8s} rows {rows:3d} warps {facts.num_warps}"
-                line += f" stages {facts.num_stages} shared {facts.shared:6d}"
-                line += f" registers {registers:>3s} stack {stack}"
-                fits = facts.shared <= limit and int(stack) <= STACK
-                failed += not fits
-                sys.stdout.write(line + ("\n" if fits else " DOES NOT FIT\n"))
-                sys.stdout.flush()
+    for model, rows in rounds:
+        done = len(found)
+        a_round(rows, MODELS[model])
+        for kernel in found[done:]:
+            facts, (registers, stack) = kernel.metadata, needs(kernel)
+            line = f"{name_of(kernel):36s} {model:8s} rows {rows:3d} warps {facts.num_warps}"
+            line += f" stages {facts.num_stages} shared {facts.shared:6d}"
+            line += f" registers {registers:>3s} stack {stack}"
+            fits = facts.shared <= limit and int(stack) <= STACK
+            failed += not fits
+            sys.stdout.write(line + ("\n" if fits else " DOES NOT FIT\n"))
+            sys.stdout.flush()
     return min(failed, 1)
 
 

@@ -295,11 +295,12 @@ def test_an_error_of_the_target_ends_the_draft_as_well() -> None:
 
 
 def test_a_request_may_be_left_in_the_middle() -> None:
-    rounds = Engine(ToyBackend("a"), recipe(Pearl())).rounds(
-        PROMPT, Sampling(max_tokens=60), KeyedRng(0)
-    )
+    target = ToyBackend("a")
+    rounds = Engine(target, recipe(Pearl())).rounds(PROMPT, Sampling(max_tokens=60), KeyedRng(0))
     next(rounds)
+    assert target.memory.used > 0
     rounds.close()
+    assert target.memory.used == 0
 
 
 # ------------------------------------------------------------------------------- which way pays

@@ -6,6 +6,7 @@ part of it, and what lies behind the emitted text becomes the next tree.
 """
 
 import enum
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -88,6 +89,19 @@ class OverlapGauge:
         self.fresh = way is not self.way
         self.way = way
         self.left = rounds
+
+
+class DraftStream(Protocol):
+    """A second stream of a device: what a thread launches on it runs beside the first one."""
+
+    def release(self) -> None:
+        """Called on the first stream: what was launched there so far comes before the draft."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Called in the drafting thread: launch on the second stream, behind what was released."""
+
+    def join(self) -> None:
+        """Called on the first stream: what is launched there from now on comes after the draft."""
 
 
 @runtime_checkable

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.device_rounds import RoundLauncher
 from sapwood.core.lookahead import LookaheadModel, LookaheadRows
 from sapwood.core.mtp_runner import MtpRunner
+from sapwood.core.overlap import DraftStream
 from sapwood.core.rng import Rng
 from sapwood.core.root_batch import LaunchedRoots, RootBatch
 from sapwood.core.sampling import Sampler
@@ -215,6 +217,11 @@ class Capabilities:
     # launches a pass over roots, and chunks of prompts, without waiting for the pass before
     launch_roots: Callable[[RootBatch, Sequence[PrefillChunk]], LaunchedRoots] | None = None
     root_rows: int = 0  # most rows of such a pass
+    # launcher of rounds that a device runs by itself, for trees of a builder; None: it cannot
+    round_launcher: Callable[[TreeBuilder], RoundLauncher | None] | None = None
+    # a stream of the device for a thread that drafts while this backend's passes run; None where
+    # a pass ends before `score` returns, and a thread is enough
+    draft_stream: Callable[[], DraftStream] | None = None
 
     def embedding_rows(self) -> Any:
         """The input embedding, [vocab, width], to read rows of."""

@@ -49,6 +49,9 @@ class LookupDrafter(Protocol):
     def catch_up(self) -> None:
         """Index the text so far, if that was not done."""
 
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append emitted tokens; to index them can wait."""
+
     def matches_text(self) -> bool:
         """True when the end of the text matches earlier text at some length."""
 
@@ -174,6 +177,20 @@ class BatchDrafter(Protocol):
 
 
 @runtime_checkable
+class RoundDrafter(Protocol):
+    """A drafter whose rounds a device can run by itself, from draft to commit."""
+
+    def joins_rounds(self) -> bool:
+        """True when the rounds of the present request can run so."""
+
+    def round_job(self, shape: TreeShape) -> TreeJob | None:
+        """Its next tree and the text that was not read yet; None if there is no text."""
+
+    def observe_rounds(self, tokens: Sequence[int], last: Outcome | None) -> None:
+        """Take the tokens of such rounds; `last` is the last of them, None while they go on."""
+
+
+@runtime_checkable
 class SharedFeatures(Protocol):
     """The output of one tree in a pass over several, whose features lie together."""
 
@@ -216,6 +233,11 @@ def drafts_whole_trees(part: object) -> "TypeGuard[WholeTreeDrafter]":
 def drafts_batches(part: object) -> "TypeGuard[BatchDrafter]":
     """True for a drafter whose trees can be drafted together with those of other requests."""
     return _offers(part, BatchDrafter)
+
+
+def drafts_rounds(part: object) -> "TypeGuard[RoundDrafter]":
+    """True for a drafter whose rounds a device may run by itself."""
+    return _offers(part, RoundDrafter)
 
 
 def builds_batches(builder: object) -> "TypeGuard[BatchTreeBuilder]":

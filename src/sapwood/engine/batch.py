@@ -256,8 +256,9 @@ def settle_step(
             for rows in (shared.rows + found.prefill, shared.rows)
         )
         seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
+    roots = cost.seconds(shared.trees, shared.context, shared.trees)
     for one in stats:
-        one.settle_step(shared.trees, tokens, nodes, seconds)
+        one.settle_step(shared.trees, tokens, nodes, roots, seconds)
 
 
 def by_reach(request: Request) -> bool:

@@ -7,6 +7,9 @@ meanwhile. What the emitted text leaves of the lookahead is the next one; the re
 vain and is counted as discarded. Whether overlap pays is measured: the policy's gauge compares the
 tokens per second of overlap, of drafting first, and of no draft, and the best one is used.
 
+On a GPU a pass goes on after its launch, so a thread alone would queue the draft behind it: the
+drafter's thread launches on a second stream of the device, once the pass is launched.
+
 The drafter must not read the target, and the verifier must not read draft probs: `can_overlap`.
 """
 
@@ -16,7 +19,7 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, cast
 
-from sapwood.core.overlap import AheadPolicy, DraftWay, drafts_beside
+from sapwood.core.overlap import AheadPolicy, DraftStream, DraftWay, drafts_beside
 from sapwood.core.protocols import TargetOutput, TreeInput
 from sapwood.core.rng import Rng
 from sapwood.core.sampling import Sampling
@@ -64,6 +67,8 @@ class OverlapDecoder(RequestDecoder):
         self.plan = cast(AheadPolicy, self.policy)
         self.lookahead: Tree | None = None  # below the next root; None: nothing was drafted ahead
         self.drafting: Future[None] | None = None  # the draft beside the pass
+        opened = engine.target.capabilities.draft_stream
+        self.stream = None if opened is None else opened()
 
     def round(self, drafting: ThreadPoolExecutor) -> Outcome:
         """One round, in the way that has paid best."""
@@ -122,9 +127,14 @@ class OverlapDecoder(RequestDecoder):
         depth = int(tree.depths[tip]) + 1 + self.budget.depth
         work = TreeInput(self.session, self.tree)
         self.clock.lap("draft")
-        self.drafting = drafting.submit(self._draft_ahead, tree, tip, depth, over)
+        if self.stream is None:
+            self.drafting = drafting.submit(self._draft_ahead, tree, tip, depth, over)
+        else:
+            self.stream.release()
         try:
             [scores] = self.target.score([work])
+            if self.stream is not None:  # the pass is launched; now the draft
+                self.drafting = drafting.submit(self._draft_on, self.stream, tree, tip, depth, over)
             if scores.overlaps_host:
                 scores.argmax()  # wait: the pass is over when its scores are there
         except BaseException:
@@ -143,7 +153,11 @@ class OverlapDecoder(RequestDecoder):
         """Wait for the level that the drafter was at when the pass ended."""
         drafting, self.drafting = self.drafting, None
         if drafting is not None:
-            drafting.result()
+            try:
+                drafting.result()
+            finally:
+                if self.stream is not None:
+                    self.stream.join()
 
     def close(self) -> None:
         """End the draft beside the pass and free all memory, also when verification failed."""
@@ -155,6 +169,11 @@ class OverlapDecoder(RequestDecoder):
     def _overlaps(self, scores: TargetOutput) -> bool:
         """False: the drafter is in a thread of its own, and nothing is launched behind a pass."""
         return False
+
+    def _draft_on(self, stream: DraftStream, tree: Tree, tip: int, depth: int, over: Event) -> None:
+        """Expand the lookahead on a stream of its own."""
+        with stream.running():
+            self._draft_ahead(tree, tip, depth, over)
 
     def _draft_ahead(self, tree: Tree, tip: int, depth: int, over: Event | None) -> None:
         """Expand the lookahead level by level until the pass is over or it is deep enough."""

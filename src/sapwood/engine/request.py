@@ -139,6 +139,11 @@ class Request:
         self.running.finish_root(outcome)
         return self._step(outcome)
 
+    def take_round(self, outcome: Outcome, ended: bool, learn: bool) -> Step:
+        """Take the tokens of a round that a device has run; see `finish_device_round`."""
+        self.running.finish_device_round(outcome, ended=ended, learn=learn)
+        return self._step(outcome)
+
     def _step(self, outcome: Outcome) -> Step:
         assert self._builder is not None
         step = self._builder.step(outcome, self._since, first=not self.output_tokens)

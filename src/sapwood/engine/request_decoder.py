@@ -16,6 +16,7 @@ from sapwood.core.protocols import (
     Session,
     TargetOutput,
     TreeInput,
+    Verifier,
 )
 from sapwood.core.rng import KeyedRng, NoiseKey, Rng
 from sapwood.core.sampling import Sampler, Sampling
@@ -32,7 +33,13 @@ from sapwood.core.types import (
     TreeShape,
     Verdict,
 )
-from sapwood.core.whole_tree import TreeJob, drafts_batches, drafts_whole_trees
+from sapwood.core.whole_tree import (
+    TreeJob,
+    drafts_batches,
+    drafts_rounds,
+    drafts_whole_trees,
+    shapes_whole_trees,
+)
 from sapwood.engine.prelaunch import NextRound, plan_next, prepare_launch, whole_tree_shape
 from sapwood.errors import SapwoodError
 from sapwood.verifiers.match import Match
@@ -81,19 +88,22 @@ class RequestDecoder:
         # True when no part but the drafter must observe a round before the next pass
         self.observes_late = not any(part.needs_scores_now for part in parts[1:])
         self.never_drafts = self.controller.resting >= ALWAYS
-        # True when a device can draw the token after a root, and the drafter needs no more of it
-        self.runs_ahead = (
-            isinstance(self.verifier, Match)
-            and isinstance(rng, KeyedRng)
-            and sampling.logprobs is None
-            and not (sampling.touches_logits or sampling.truncates)
-            and (self.never_drafts or self.drafter.observes_roots)
+        drawn_on_device = draws_on_device(self.verifier, rng, sampling)
+        # True when the device needs nothing of the drafter while it rests
+        self.runs_ahead = drawn_on_device and (self.never_drafts or self.drafter.observes_roots)
+        # True when a device can run whole rounds: the drafter's head is there
+        self.joins_rounds = (
+            drawn_on_device
+            and shapes_whole_trees(self.policy)
+            and drafts_rounds(self.drafter)
+            and self.drafter.joins_rounds()
         )
         # True when the next token after a root alone is the best one
         self.follows_best = (
             sampling.greedy and not sampling.touches_logits and isinstance(self.verifier, Match)
         )
         self.rested: list[Outcome] = []  # rounds of launched passes, for the drafter
+        self.unobserved: list[int] = []  # tokens of rounds on the device, for the drafter
         # a round that only the drafter has observed so far
         self.pending_outcome: Outcome | None = None
         self.row_drafts: LookaheadRows | None = None  # rows behind this round's nodes
@@ -231,6 +241,46 @@ class RequestDecoder:
             if len(self.rested) == RESTED:
                 self.catch_up()
 
+    # ------------------------------------------------------------------------- rounds on a device
+    def plan_round(self, load: BatchLoad) -> TreeShape | None:
+        """Shape of the trees of a round on the device, at the prices of this load; None: no tree.
+
+        The request that plans does so for all of the batch.
+        """
+        if self.joins:
+            self.controller.join(load)
+        budget = self.controller.budget()
+        if not budget.nodes:
+            return None
+        return whole_tree_shape(self.drafter, self.policy, budget)
+
+    def round_job(self, shape: TreeShape) -> TreeJob | None:
+        """The tree of a request that joins rounds on the device; None if it has no text yet."""
+        self.catch_up()
+        self.learn()
+        self.next_round = None
+        return self.drafter.round_job(shape) if drafts_rounds(self.drafter) else None
+
+    def finish_device_round(self, outcome: Outcome, *, ended: bool, learn: bool) -> None:
+        """Take the tokens of a round that the device has committed.
+
+        `ended`: the next round does not run on the device. `learn`: the outcome has the drafted
+        tree, from which the policy learns.
+        """
+        self.sampler.commit(outcome.tokens)
+        self.root = outcome.verdict.bonus
+        self.unobserved += outcome.tokens
+        if learn:
+            self.policy.observe(outcome)
+        if ended:
+            self._leave_rounds(outcome)
+
+    def _leave_rounds(self, last: Outcome | None) -> None:
+        """Let the drafter go on after rounds on the device."""
+        tokens, self.unobserved = self.unobserved, []
+        if tokens and drafts_rounds(self.drafter):
+            self.drafter.observe_rounds(tokens, last)
+
     def catch_up(self) -> None:
         """Let the drafter observe the rounds without a tree that it has not."""
         rested, self.rested = self.rested, []
@@ -311,7 +361,18 @@ class RequestDecoder:
             for part in (self.controller, self.verifier, self.policy, self.drafter, self.session):
                 stack.callback(part.close)  # the last one first
             self.catch_up()
+            self._leave_rounds(None)
             self.learn()
+
+
+def draws_on_device(verifier: Verifier, rng: Rng, sampling: Sampling) -> bool:
+    """True when a device can draw the target's tokens: keyed noise, logits as they are."""
+    return (
+        isinstance(verifier, Match)
+        and isinstance(rng, KeyedRng)
+        and sampling.logprobs is None
+        and not (sampling.touches_logits or sampling.truncates)
+    )
 
 
 def grow(

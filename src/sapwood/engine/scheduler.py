@@ -6,10 +6,12 @@ of prompts. When memory runs out the newest request is preempted; later its prom
 so far are prefilled again. No request changes a token of another.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate, stats_of
 from sapwood.core.protocols import TargetOutput, TreeInput
@@ -23,10 +25,12 @@ from sapwood.engine.prefill import Prefill
 from sapwood.engine.prompt_scores import ROWS as PROMPT_ROWS
 from sapwood.engine.request import Request
 from sapwood.engine.request_pool import RequestPool
-from sapwood.engine.run_ahead import LaunchedBatch, RunAhead
+from sapwood.engine.rounds_ahead import NoRound, RoundsAhead
+from sapwood.engine.run_ahead import DecodingAhead, RunAhead, StepTotals
 from sapwood.engine.step_stats import EngineSnapshot, RecentStats, StepStats
 from sapwood.errors import OutOfMemory
 
+LOG = logging.getLogger("sapwood.engine")
 MAX_REQUESTS = 64  # that share a pass
 CHUNK = 64  # rows of prompts in a pass with running requests, or more where they cost little
 WHOLE = 512  # rows of prompts in a pass at most
@@ -53,13 +57,23 @@ class Scheduler:
     tokens: int = 0
     recent: RecentStats = field(default_factory=RecentStats)
     _alone: bool = False  # the last pass held one tree and nothing else
-    _ahead: RunAhead | None = None  # of a target that launches passes ahead
+    # ways of decoding in which the target launches passes ahead
+    _ahead: list[DecodingAhead] = field(default_factory=list)
     _apart: bool = False  # the next pass is not launched ahead, as the last launch failed
 
     def __post_init__(self) -> None:
         able = self.pool.target.capabilities
         if able.launch_roots is not None:
-            self._ahead = RunAhead(able.launch_roots, able.root_rows, self.now)
+            self._ahead.append(RunAhead(able.launch_roots, able.root_rows, self.now))
+        if able.round_launcher is not None:
+            self._ahead.append(
+                RoundsAhead(
+                    self.pool.target,
+                    able.round_launcher,
+                    lambda: batch_rate(self.throughput()),
+                    self.now,
+                )
+            )
 
     def step(self) -> StepStats | None:
         """One step; None when there was nothing to do."""
@@ -77,18 +91,22 @@ class Scheduler:
         if pool.prefills:
             pool.begin()
         scored = any(prefill.reader is not None for prefill in pool.prefills)
-        if self._ahead is not None and self._ahead.last is not None and (scored or self._apart):
-            return self._leave(self._ahead)
+        under_way = next((way for way in self._ahead if way.last is not None), None)
+        if under_way is not None and (scored or self._apart):
+            return self._leave(under_way)
         if scored:
             self._score_prompts()
         if not pool.running and all(prefill.reader is not None for prefill in pool.prefills):
-            return None if self._ahead is None else self._leave(self._ahead)
+            return None if under_way is None else self._leave(under_way)
         each, total, shares = self._sizes()
-        if self._ahead is not None and not self._apart:
-            if self._ahead.able(pool.running, sum(rows for _, rows in shares)):
-                return self._launch_ahead(self._ahead, shares)
-            if self._ahead.last is not None:
-                return self._leave(self._ahead)
+        if not self._apart:
+            rows = sum(count for _, count in shares)
+            able = (way for way in self._ahead if way.able(pool.running, rows))
+            way = next(able, None)
+            if under_way is not None and way is not under_way:
+                return self._leave(under_way)
+            if way is not None:
+                return self._launch_ahead(way, shares)
         self._apart = False
         if len(pool.running) == 1 and not shares:
             return self._one_request(pool.running[0], min(each, total))
@@ -107,37 +125,40 @@ class Scheduler:
         return done
 
     # ------------------------------------------------------------------------------- run ahead
-    def _launch_ahead(self, ahead: RunAhead, shares: Shares) -> BatchPass:
-        """Launch the next pass over roots, then read the one before."""
+    def _launch_ahead(self, way: DecodingAhead, shares: Shares) -> BatchPass:
+        """Launch the next pass, then read the one before."""
         self._alone = False
-        before = ahead.last
+        before = way.last
         try:
-            ahead.launch(self.pool.running, [prefill.chunk(rows) for prefill, rows in shares])
-        except Exception:  # the same pass is run apart, where its requests can be preempted or end
+            way.launch(self.pool.running, [prefill.chunk(rows) for prefill, rows in shares])
+        except Exception as error:
+            # the same pass is run apart, where its requests can be preempted or end
+            if not isinstance(error, (NoRound, OutOfMemory)):
+                LOG.exception("a pass could not be launched ahead")
             self._apart = True
-            ahead.take()
-        return self._read_ahead(ahead, before)
+            way.take()
+        return self._read_ahead(way, before)
 
-    def _leave(self, ahead: RunAhead) -> BatchPass | None:
+    def _leave(self, way: DecodingAhead) -> BatchPass | None:
         """Read the launched pass, before another way of decoding; None if there is none."""
-        last = ahead.take()
-        found = None if last is None else self._read_ahead(ahead, last)
-        ahead.pause()
+        last = way.take()
+        found = None if last is None else self._read_ahead(way, last)
+        way.pause()
         return found
 
-    def _read_ahead(self, ahead: RunAhead, batch: LaunchedBatch | None) -> BatchPass:
+    def _read_ahead(self, way: DecodingAhead, batch: Any) -> BatchPass:
         """Read a launched pass, and pass the steps to its requests."""
         if batch is None:
             return BatchPass([], 0, 0.0)
-        shared, outcomes = ahead.read(batch)
+        shared, pending = way.read(batch)
         done = BatchPass([], batch.prefill, shared.seconds, shared)
-        for request, outcome in outcomes:
-            self._deliver(done, request, partial(request.take_root, outcome))
+        for request, make_step in pending:
+            self._deliver(done, request, make_step)
         stats = self.throughput()
-        for one in stats:
-            if one.rest > 0:
-                one.settle_rest()
-        settle_step(stats, self.cost, done, shared.seconds)
+        tokens = sum(len(step.pieces) for _, step in done.steps)
+        nodes = sum(len(step.outcome.tree) - 1 for _, step in done.steps)
+        way.settle(stats, StepTotals(shared.trees, tokens, nodes, way.seconds))
+        settle_step(stats, self.cost, done, way.seconds)
         return done
 
     def throughput(self) -> list[ThroughputStats]:

@@ -29,6 +29,7 @@ from sapwood.backends.torch.network import (
 from sapwood.backends.torch.output import TorchOutput
 from sapwood.backends.torch.session import PartialTree, PromptStates, TorchSession
 from sapwood.core.lookahead import LookaheadModel
+from sapwood.core.overlap import DraftStream
 from sapwood.core.protocols import (
     Capabilities,
     KvMemory,
@@ -88,6 +89,7 @@ class TorchBackend:
             variant=self.variant,
             stages=self.stages if isinstance(self.network, PartialNetwork) else None,
             open_mtp=None if self.checkpoint is None else self.open_mtp,
+            draft_stream=self.draft_stream if self.device.type == "cuda" else None,
         )
 
     def embedding_rows(self) -> Any:
@@ -100,6 +102,12 @@ class TorchBackend:
         from sapwood.backends.torch.stages import torch_stages
 
         return torch_stages(self, session, stages, cut)
+
+    def draft_stream(self) -> DraftStream:
+        """A stream beside the one that its passes run on."""
+        from sapwood.backends.torch.side_stream import SideStream
+
+        return SideStream(self.device)
 
     def open_mtp(self) -> "MtpBackend":
         """A backend for the MTP module of its checkpoint."""

@@ -158,14 +158,16 @@ class TorchOutput(TargetOutput):
 
     def states(self, layers: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states of all rows on the device, [n, width] for each of these layers."""
-        missing = [layer for layer in layers if layer not in self._hidden]
-        if missing:
+        try:
+            found = [self._hidden[layer] for layer in layers]
+        except KeyError:
+            missing = [layer for layer in layers if layer not in self._hidden]
             raise ValueError(
                 f"the inputs of layers {missing} were not kept; "
                 f"call backend.watch({list(layers)}) first"
-            )
+            ) from None
         self._settle()
-        return [self._hidden[layer] for layer in layers]
+        return found
 
     def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """Hidden states of these rows on the device, [rows, layers * width], in this order."""

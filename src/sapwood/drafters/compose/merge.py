@@ -29,6 +29,7 @@ from sapwood.core.whole_tree import (
     TreeJob,
     WholeTreeDrafter,
     drafts_batches,
+    drafts_rounds,
     drafts_whole_trees,
     looks_up,
 )
@@ -172,6 +173,27 @@ class Merge(Part, WholeTreeDrafter):
         for drafter in self._whole():
             return drafter.tree_job(root, shape) if drafts_batches(drafter) else None
         return None
+
+    def joins_rounds(self) -> bool:
+        """True when one drafter does, and the others look the text up."""
+        own = type(self).draft_tree is Merge.draft_tree and not self.accepts_seed()
+        heads = [drafter for drafter in self.drafters if not looks_up(drafter)]
+        return own and len(heads) == 1 and drafts_rounds(heads[0]) and heads[0].joins_rounds()
+
+    def round_job(self, shape: TreeShape) -> TreeJob | None:
+        """The next tree of the drafter that joins rounds; nothing is looked up there."""
+        self._catch_up()
+        self.looked_up_ = None
+        jobs = (drafter.round_job(shape) for drafter in self.drafters if drafts_rounds(drafter))
+        return next(jobs, None)
+
+    def observe_rounds(self, tokens: Sequence[int], last: Outcome | None) -> None:
+        """Let each drafter go on after rounds on a device."""
+        for drafter in self.drafters:
+            if looks_up(drafter):
+                drafter.append(tokens)
+            elif drafts_rounds(drafter):
+                drafter.observe_rounds(tokens, last)
 
     def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
         """Prepare whole-tree drafters for these shapes of several requests."""

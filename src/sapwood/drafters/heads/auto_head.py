@@ -20,6 +20,7 @@ from sapwood.core.whole_tree import (
     TreeJob,
     WholeTreeDrafter,
     drafts_batches,
+    drafts_rounds,
     drafts_whole_trees,
 )
 from sapwood.drafters.heads.eagle3 import Eagle3
@@ -114,6 +115,19 @@ class AutoHead(Part, WholeTreeDrafter):
         """A whole tree, to be built together with those of other requests, if it can be."""
         drafter = self.drafter_
         return drafter.tree_job(root, shape) if drafts_batches(drafter) else None
+
+    def joins_rounds(self) -> bool:
+        """True when the drafter in use does."""
+        return drafts_rounds(self.drafter_) and self.drafter_.joins_rounds()
+
+    def round_job(self, shape: TreeShape) -> TreeJob | None:
+        """The next tree of the drafter in use, for a round on a device."""
+        return self.drafter_.round_job(shape) if drafts_rounds(self.drafter_) else None
+
+    def observe_rounds(self, tokens: Sequence[int], last: Outcome | None) -> None:
+        """Let the drafter in use go on after rounds on a device."""
+        if drafts_rounds(self.drafter_):
+            self.drafter_.observe_rounds(tokens, last)
 
     def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
         """Prepare a device for trees of these shapes of several requests."""

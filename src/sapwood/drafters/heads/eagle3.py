@@ -38,7 +38,7 @@ from sapwood.drafters.heads.head_kv_cache import (
     RootFeatures,
     best,
     check,
-    joined,
+    joined_text,
     leading,
     lineage,
     tensor,
@@ -50,8 +50,9 @@ from sapwood.heads.kv_cache import HeadKvCache, prefill, write_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-# pieces of new text before they are joined: each may hold the features of a whole pass in memory
-PIECES = 32
+# pieces of new text before they are joined: each may hold the features of a whole pass in memory;
+# where drafting rests, most requests end before that
+PIECES = 96
 LATE_PIECES = 4  # the same of rounds without a tree, of which one piece holds many
 # nodes, the head's outputs there [nodes, width] and its logits [nodes, draft vocab] -> the logits
 # to draft from
@@ -181,6 +182,7 @@ class Eagle3(Part, WholeTreeDrafter):
         if read is not None:
             features = read.hidden(range(count), self.net.config.features)
             self.unread_.append((features, request.prompt[-count:]))
+        self.joined_ = len(self.unread_)  # first pieces of `unread_` that are long
 
     def observe(self, outcome: Outcome) -> None:
         """Take the hidden states of the accepted path; drop the rows of the tree."""
@@ -188,8 +190,9 @@ class Eagle3(Part, WholeTreeDrafter):
         left = None if self.builder is None else self.builder.path_features(outcome)
         features = outcome.scores.hidden(path, self.net.config.features) if left is None else left
         self.unread_.append((features, outcome.tokens))
-        if len(self.unread_) > PIECES:
-            self.unread_ = [self._unread()]
+        if len(self.unread_) - self.joined_ > PIECES:  # not the long ones before them once more
+            self.unread_[self.joined_ :] = [joined_text(self.unread_[self.joined_ :])]
+            self.joined_ += 1
         self.committed_ = outcome.context + len(path)
         self.rows_ = {}
 
@@ -237,6 +240,19 @@ class Eagle3(Part, WholeTreeDrafter):
             self.unread_ = [self._new_text(builder)]
         return TreeJob(builder, self.cache_, self.unread_, self.committed_, shape, self.source)
 
+    def joins_rounds(self) -> bool:
+        """True when a device can draft, verify and commit the trees of this request by itself."""
+        return self.ranked_ and self.correct_ is None and builds_batches(self.builder)
+
+    def round_job(self, shape: TreeShape) -> TreeJob | None:
+        """Its next tree and the text that the head has not read; None if there is no text."""
+        return self.tree_job(ROOT, shape)
+
+    def observe_rounds(self, tokens: Sequence[int], last: Outcome | None) -> None:
+        """Go on after rounds on the device: the head has read all text but that of the last."""
+        if last is not None:
+            self.observe(last)
+
     def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
         """Prepare the builder for trees of these shapes of several requests."""
         if builds_batches(self.builder):
@@ -266,9 +282,8 @@ class Eagle3(Part, WholeTreeDrafter):
         """Features of the new text and the token after each; it counts as prefilled from now on."""
         parts = self.unread_
         self.unread_ = []
-        return joined([features for features, _ in parts]), [
-            token for _, tokens in parts for token in tokens
-        ]
+        self.joined_ = 0
+        return joined_text(parts)
 
     # ------------------------------------------------------------------------------- once per level
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:

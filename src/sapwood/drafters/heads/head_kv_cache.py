@@ -67,11 +67,15 @@ class RootFeatures:
         return torch.cat([scores.hidden((ROOT,), self.layers) for scores in self.scores])
 
 
-def joined(parts: "Sequence[Tensor | FeatureSource]") -> "Tensor | FeatureSource":
-    """Features of several pieces of text joined; a single one is returned as it is."""
+def joined_text(
+    parts: "Sequence[tuple[Tensor | FeatureSource, Sequence[int]]]",
+) -> tuple["Tensor | FeatureSource", list[int]]:
+    """Several pieces of text as one: features, and the token after each."""
     import torch
 
-    return parts[0] if len(parts) == 1 else torch.cat([tensor(features) for features in parts])
+    features = [features for features, _ in parts]
+    whole = features[0] if len(parts) == 1 else torch.cat([tensor(part) for part in features])
+    return whole, [token for _, tokens in parts for token in tokens]
 
 
 def leading(

@@ -119,8 +119,11 @@ class Suffix(Part, LookupDrafter):
             self.catch_up()
 
     def observe_roots(self, outcomes: Sequence[Outcome]) -> None:
-        """Append the tokens of rounds without a tree; to index them can wait."""
-        tokens = [outcome.verdict.bonus for outcome in outcomes]
+        """Append the tokens of rounds without a tree."""
+        self.append([outcome.verdict.bonus for outcome in outcomes])
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append emitted tokens; to index them can wait."""
         self.unindexed_ += tokens
         self.output_ += tokens
 

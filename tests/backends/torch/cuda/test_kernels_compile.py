@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[4]
 TOOL = ROOT / "tools" / "kernels.py"
 SOURCES = Path(sapwood.backends.torch.cuda.__file__).parent
 # rows of a pass, model and part: compiling takes half a second a kernel, so each card has some of
-# them. Every kernel is compiled for every card; its further variants are shared by two cards that
-# run the same kind of model.
+# them. Every kernel is compiled for every card; its variants are dealt to the cards that run models
+# of about the same kernels.
 CASES = {
     "8.0": ["--rows", "128", "--part", "0", "2", "--models", "135m"],
-    "8.6": ["--rows", "16", "--part", "0", "2", "--models", "8b"],
-    "8.9": ["--rows", "64", "--part", "1", "2", "--models", "8b-norms"],
-    "9.0": ["--rows", "16", "--part", "0", "2", "--models", "8b"],
-    "10.0": ["--rows", "64", "--part", "1", "2", "--models", "8b-norms"],
+    "8.6": ["--rows", "16", "--part", "0", "4", "--models", "8b"],
+    "8.9": ["--rows", "64", "--part", "1", "4", "--models", "8b-norms"],
+    "9.0": ["--rows", "16", "--part", "2", "4", "--models", "8b"],
+    "10.0": ["--rows", "64", "--part", "3", "4", "--models", "8b-norms"],
     "12.0": ["--rows", "128", "--part", "1", "2", "--models", "135m"],
 }
 # each launch is made by one model only: rows that are normed before they are read

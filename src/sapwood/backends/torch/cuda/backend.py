@@ -28,6 +28,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 )
 from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
 from sapwood.backends.torch.cuda.root_passes import CudaRoots, NextTokens
+from sapwood.backends.torch.cuda.rounds.round_launcher import CudaRoundLauncher
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.tree_rows import ManyTrees, are_small
 from sapwood.backends.torch.llama import LlamaModel, describe
@@ -69,6 +70,7 @@ class CudaBackend(TorchBackend):
             free_tokens=lambda: self.fused.pool.free_tokens,
             launch_roots=self.launch_roots,
             root_rows=MAX_ROWS,
+            round_launcher=self.round_launcher,
         )
 
     @torch.inference_mode()
@@ -77,7 +79,7 @@ class CudaBackend(TorchBackend):
         if self.device.type == "cuda":
             from sapwood.backends.torch.cuda.batch_warmup import capture_batches
 
-            self._detach_outputs()
+            self.detach_outputs()
             capture_batches(self.fused, self._watched, requests, progress)
             for held in self._builders:
                 self._capture_trees(held, progress)
@@ -89,7 +91,25 @@ class CudaBackend(TorchBackend):
             held = weakref.ref(builder)
             self._builders = [one for one in self._builders if one() is not None] + [held]
             builder.on_prepared = partial(self._capture_trees, held)
+            builder.on_batches_prepared = partial(self._capture_rounds, held)
+            builder.rounds = builder.rounds or CudaRoundLauncher(self, builder)
         return builder
+
+    def round_launcher(self, builder: TreeBuilder) -> CudaRoundLauncher | None:
+        """The launcher of rounds that draft with this builder; None if it is another's."""
+        return builder.rounds if isinstance(builder, CudaTreeBuilder) else None
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """Layers whose inputs are kept for drafters."""
+        return frozenset(self._watched)
+
+    def _capture_rounds(self, held: "weakref.ref[CudaTreeBuilder]", requests: int) -> None:
+        """Capture the rounds of a builder."""
+        builder = held()
+        if builder is not None and builder.rounds is not None:
+            self.detach_outputs()
+            builder.rounds.capture(requests, lambda _: None)
 
     def _capture_trees(
         self,
@@ -101,7 +121,7 @@ class CudaBackend(TorchBackend):
         if builder is not None and self.device.type == "cuda" and not self.fused.pool.used:
             from sapwood.backends.torch.cuda.batch_warmup import capture_tree_passes
 
-            self._detach_outputs()
+            self.detach_outputs()
             capture_tree_passes(self.fused, builder, self._watched, progress)
 
     @torch.inference_mode()
@@ -110,7 +130,7 @@ class CudaBackend(TorchBackend):
         sessions = [self._own_session(session) for session in batch.sessions]
         chunks = [chunk for chunk in chunks if len(chunk.tokens)]
         self._make_room_for_roots(sessions, chunks)
-        self._detach_outputs()
+        self.detach_outputs()
         texts = [self._own(chunk) for chunk in chunks]
         for text, chunk in zip(texts, chunks, strict=True):
             text.extend(len(chunk.tokens))
@@ -122,7 +142,7 @@ class CudaBackend(TorchBackend):
         if chunks:
             rows = with_prompts(roots, texts, chunks)
             result = self.fused.run_mixed(rows, rows.shape(self.fused.heads), self._watched, count)
-            self._commit_chunks(result, count, chunks)
+            self.commit_chunks(result, count, chunks)
         else:
             result = self.fused.run_pass(roots, self._watched, head=True)
         assert result.logits is not None
@@ -174,14 +194,14 @@ class CudaBackend(TorchBackend):
         sessions: list[Any] = self._sessions(work)
         chunks = [chunk for chunk in chunks if len(chunk.tokens)]
         if chunks or not all(is_root(job) for job in work):
-            self._make_room(work, chunks)
+            self.make_room(work, chunks)
         rows = sum(len(job.tree) - job.since for job in work)
         in_buffers = True  # the answer lies in the network's buffers
         if chunks and rows + sum(len(chunk.tokens) for chunk in chunks) <= MAX_ROWS:
             result: PassResult | None = self._mixed(sessions, work, chunks)
         else:
             if chunks:
-                self._detach_outputs()  # their passes overwrite the buffers of the last pass
+                self.detach_outputs()  # their passes overwrite the buffers of the last pass
             for chunk in chunks:
                 self._read(chunk)
             result = self._alone(sessions[0], work[0]) if len(work) == 1 else None
@@ -205,7 +225,7 @@ class CudaBackend(TorchBackend):
         self._outputs = [weakref.ref(scores) for scores in found]
         return list(found)
 
-    def _make_room(self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk]) -> None:
+    def make_room(self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk]) -> None:
         """Refuse a pass that has no room before anything changes; no tree is copied to the host."""
         jobs: list[TreeInput | PrefillChunk] = [*work, *chunks]
         rows = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
@@ -227,7 +247,7 @@ class CudaBackend(TorchBackend):
             return self._on_device(session, tree, prelaunched_pass)
         if len(tree) > WORD or not self._fits(session, tree.height):
             return None
-        self._detach_outputs()
+        self.detach_outputs()
         session.start(tree)
         rows = SingleTree(
             tree.tokens,
@@ -248,7 +268,7 @@ class CudaBackend(TorchBackend):
             or not self._fits(session, tree.round_use.depth)
         ):
             return None
-        self._detach_outputs()
+        self.detach_outputs()
         moved = session.prepare(tree)
         round_use = tree.round_use
         nodes = len(tree)
@@ -287,7 +307,7 @@ class CudaBackend(TorchBackend):
         stop = max(session.length for session in sessions) + 1
         self._check_room(stop)
         self.fused.pool.reserve(stop)
-        self._detach_outputs()
+        self.detach_outputs()
         for session, job in zip(sessions, work, strict=True):
             session.start_root(job.tree)
         return self.fused.run_pass(self._root_rows(sessions, work), self._watched, head=True)
@@ -297,7 +317,7 @@ class CudaBackend(TorchBackend):
         check_apart(sessions)
         for session, job in zip(sessions, work, strict=True):
             self._check_room(session.length + job.tree.height + 1)
-        self._detach_outputs()
+        self.detach_outputs()
         for session, job in zip(sessions, work, strict=True):
             session.start(job.tree)
         rows = ManyTrees.of(
@@ -332,13 +352,11 @@ class CudaBackend(TorchBackend):
             result = self.fused.run_mixed(trees, shape, self._watched, count)
             for session, job in zip(sessions, work, strict=True):
                 session.scored(job.tree, {})
-        self._commit_chunks(result, count, chunks)
+        self.commit_chunks(result, count, chunks)
         kept = {layer: states[:count] for layer, states in result.kept.items()}
         return dataclasses.replace(result, states=None, kept=kept)
 
-    def _commit_chunks(
-        self, result: PassResult, count: int, chunks: Sequence[PrefillChunk]
-    ) -> None:
+    def commit_chunks(self, result: PassResult, count: int, chunks: Sequence[PrefillChunk]) -> None:
         """Commit the chunks whose rows follow the first `count` of a pass."""
         assert result.states is not None
         # the next pass overwrites the buffers
@@ -358,7 +376,7 @@ class CudaBackend(TorchBackend):
         chunks: Sequence[PrefillChunk],
     ) -> RootsAndPrompts:
         """The rows of roots and of chunks, by a fast path."""
-        self._detach_outputs()
+        self.detach_outputs()
         texts = [self._own(chunk) for chunk in chunks]
         self._check_room(max([0, *(session.length + 1 for session in sessions)]))
         for session, job in zip(sessions, work, strict=True):
@@ -389,7 +407,7 @@ class CudaBackend(TorchBackend):
         begun += [self._own(chunk).extend(len(chunk.tokens)) for chunk in chunks]
         blocks = [block for block, _ in begun]
         self._check_room(max(int(block.positions.max()) + 1 for block in blocks))
-        self._detach_outputs()
+        self.detach_outputs()
         tokens = [job.tree.tokens[job.since :] for job in work]
         tokens += [np.asarray(chunk.tokens, np.int64) for chunk in chunks]
         return PassInput(np.concatenate(tokens), blocks, [span for _, span in begun])
@@ -407,7 +425,7 @@ class CudaBackend(TorchBackend):
         assert isinstance(session, CudaSession)
         return session
 
-    def _detach_outputs(self) -> None:
+    def detach_outputs(self) -> None:
         """Detach outputs that are still referenced from the buffers of the last pass."""
         for lent in self._outputs:
             if (scores := lent()) is not None:

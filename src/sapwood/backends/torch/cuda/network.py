@@ -15,7 +15,7 @@ from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
 from sapwood.backends.torch.cuda.draft.device_tree import DeviceRows as TreeRows
 from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD, HeadSizes
-from sapwood.backends.torch.cuda.kernels.linear import project
+from sapwood.backends.torch.cuda.kernels.linear import Workspace, project, using_workspace
 from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows, normalise
 from sapwood.backends.torch.cuda.kernels.prenorm import NormScale, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import project_heads
@@ -75,6 +75,8 @@ class CudaNetwork:
         self.buffers = self.buffer_sets[0]
         self.inputs = PassInputs(self.device)
         self.pass_args = PassArgs(self.device)
+        # its own: a draft model's passes may run beside the target's
+        self.workspace = Workspace(self.device)
         self._passes: dict[tuple[PassShape, int, int], CapturedStep] = {}
         self._used: Counter[tuple[PassShape, int]] = Counter()  # passes by shape and round buffer
         self.last: CapturedStep | None = None  # the pass that ran last
@@ -95,12 +97,13 @@ class CudaNetwork:
     def compute_logits(self, states: Tensor) -> Tensor:
         """Logits by the output head."""
         logits = states.new_empty(len(states), self.model.vocab)
-        for start in range(0, len(states), MAX_ROWS):
-            project(
-                states[start : start + MAX_ROWS].contiguous(),
-                self.model.head,
-                logits[start : start + MAX_ROWS],
-            )
+        with using_workspace(self.workspace):
+            for start in range(0, len(states), MAX_ROWS):
+                project(
+                    states[start : start + MAX_ROWS].contiguous(),
+                    self.model.head,
+                    logits[start : start + MAX_ROWS],
+                )
         return logits
 
     def convert_head(self, net: nn.Module) -> nn.Module:
@@ -266,6 +269,11 @@ class CudaNetwork:
             self._passes.clear()
             self._used.clear()
 
+    def is_captured(self, shape: PassShape) -> bool:
+        """True when a pass of this shape captures and compiles nothing."""
+        step = self._passes.get((shape, 0, 0))
+        return self.device.type != "cuda" or (step is not None and step.steady)
+
     def _launch_step(self, shape: PassShape) -> None:
         self.launch((shape, 0, 0), lambda: self.step(shape))
 
@@ -300,6 +308,10 @@ class CudaNetwork:
 
     def step(self, shape: PassShape) -> None:
         """All kernels of a pass, over static buffers."""
+        with using_workspace(self.workspace):
+            self._launch_kernels(shape)
+
+    def _launch_kernels(self, shape: PassShape) -> None:
         model = self.model
         buffers = self.buffers
         m = shape.rows

@@ -268,15 +268,28 @@ class ResultTransfer:
         self.last: BatchResult | None = None
         self._columns: dict[ResultLayout, Tensor] = {}
 
-    def send(self, layout: ResultLayout, trees: Sequence[TreeMarks]) -> BatchResult:
-        """Start the transfer of these trees, of the first requests."""
-        if self.last is not None:
-            self.last.fetch()  # its words on the host are about to be overwritten
+    def columns(self, layout: ResultLayout) -> Tensor:
+        """Index of each word of the layout among those of a round, on the device."""
         columns = self._columns.get(layout)
         if columns is None:
             columns = torch.from_numpy(layout.columns).to(self.fields.words.device)
             self._columns[layout] = columns
-        words = self.fields.words[: len(trees)].index_select(1, columns)
+        return columns
+
+    def send_one(
+        self, layout: ResultLayout, marks: TreeMarks, index: int, arrival: Any
+    ) -> BatchResult:
+        """Start the transfer of one request's tree; `arrival` is recorded after it."""
+        words = self.fields.words[index : index + 1].index_select(1, self.columns(layout))
+        host = torch.empty(words.shape, dtype=torch.int64, pin_memory=self.pinned)
+        host.copy_(words, non_blocking=True)
+        return BatchResult(layout, [marks], host, arrival)
+
+    def send(self, layout: ResultLayout, trees: Sequence[TreeMarks]) -> BatchResult:
+        """Start the transfer of these trees, of the first requests."""
+        if self.last is not None:
+            self.last.fetch()  # its words on the host are about to be overwritten
+        words = self.fields.words[: len(trees)].index_select(1, self.columns(layout))
         if len(self.host) < words.numel():
             self.host = torch.zeros(words.numel(), dtype=torch.int64, pin_memory=self.pinned)
         host = self.host[: words.numel()].view(words.shape)

@@ -28,6 +28,7 @@ from sapwood.backends.torch.cuda.draft.feature_rows import FeatureIndex
 from sapwood.backends.torch.cuda.draft.reference import SCALARS
 from sapwood.core.array_types import FloatArray
 from sapwood.core.tree import Tree
+from sapwood.core.types import TreeShape
 from sapwood.core.whole_tree import TreeJob
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class BatchDraft:
         )
         self.buffers = self._buffers(MAX_NEW_ROWS)
         self.columns: dict[LevelSizes, tuple[Tensor, Tensor]] = {}  # depths and ranks of all nodes
+        self.version = 0  # how often `buffers` were replaced
         self.captured: dict[LevelSizes | int, CapturedStep] = {}  # by sizes; texts by rows
         self.made_for: tuple[int, int] = 0, 0  # see `_step`
 
@@ -79,7 +81,7 @@ class BatchDraft:
         texts = [index.add(job) for job in jobs]
         rows = step_up(max(len(tokens) for tokens, _ in texts), TEXT_ROWS)
         ends = {depth: sizes.first(depth + 1) for depth in {job.shape.depth for job in jobs}}
-        marks = [tree_marks(job, ends[job.shape.depth]) for job in jobs]
+        marks = [tree_marks(job.shape, ends[job.shape.depth], job.source) for job in jobs]
         tables: list[FloatArray] = []
         self.args.begin()
         self.args.write(
@@ -116,12 +118,22 @@ class BatchDraft:
         return scalars
 
     def run(self, sizes: LevelSizes, rows: int) -> None:
-        """Run the steps of a draft with so many rows of new text for each request."""
-        if self.buffers.x.shape[0] < self.requests * sizes.beam:
-            self.captured.clear()
-            self.buffers = self._buffers(sizes.beam)
+        """Run the captured steps of a draft with so many rows of new text for each request."""
+        self.ensure_buffers(sizes)
         self._step(rows, partial(self._text, rows))()
         self._step(sizes, partial(self._tree, sizes))()
+
+    def ensure_buffers(self, sizes: LevelSizes) -> None:
+        """Make room for trees of these sizes."""
+        if self.buffers.x.shape[0] < self.requests * sizes.beam:
+            self.captured.clear()
+            self.version += 1
+            self.buffers = self._buffers(sizes.beam)
+
+    def steps(self, sizes: LevelSizes, rows: int) -> None:
+        """The steps of a draft, as a part of a captured one."""
+        self._text(rows)
+        self._tree(sizes)
 
     def capture(self, sizes: LevelSizes, rows: int) -> None:
         """Capture a draft without requests."""
@@ -168,10 +180,9 @@ class BatchDraft:
         self.builder.steps(self._space(MAX_NEW_ROWS)).tree(sizes, *self.columns[sizes])
 
 
-def tree_marks(job: TreeJob, size: int) -> TreeMarks:
-    """The marks of a job's tree, whose drafted nodes are so many."""
-    shape = job.shape
-    return TreeMarks(shape.depth, size, min(shape.nodes + 1, size), 1 << job.source)
+def tree_marks(shape: TreeShape, size: int, source: int) -> TreeMarks:
+    """The marks of a tree, whose drafted nodes are so many."""
+    return TreeMarks(shape.depth, size, min(shape.nodes + 1, size), 1 << source)
 
 
 def scalars_of(

@@ -26,7 +26,8 @@ def read(
     rows = features.shape[0]
     width = layer.width
     scalars = {NEW: rows, ROOT_AT: first + rows, TEXT_ROWS: sequence.text, SEQUENCE: sequence.index}
-    host = torch.tensor(listed(scalars, tokens))
+    # pinned: the transfer must not wait for passes that are under way
+    host = torch.tensor(listed(scalars, tokens), pin_memory=features.is_cuda)
     words = host.to(features.device, non_blocking=True)  # the prompt may still be under way there
     states, base = features.new_empty(2, rows, width)
     x = features.new_empty(rows, 2 * width)

@@ -62,8 +62,8 @@ POSITIONS = 8192  # for which rotary angles are made at first
 TIMED = 8  # one draft in this many is timed
 
 
-def do_nothing() -> None:
-    """The default of `CudaTreeBuilder.on_prepared`."""
+def do_nothing(*given: Any) -> None:
+    """The default of `CudaTreeBuilder.on_prepared` and `on_batches_prepared`."""
 
 
 class CudaTreeBuilder:
@@ -95,6 +95,9 @@ class CudaTreeBuilder:
         self.drafts = 0
         self.prelaunched: PrelaunchedDraft | None = None
         self.on_prepared: Callable[[], None] = do_nothing  # called when its drafts are captured
+        # called with their requests when drafts of batches are captured
+        self.on_batches_prepared: Callable[[int], None] = do_nothing
+        self.rounds: Any = None  # the `CudaRoundLauncher` of its backend
         self.batches: dict[int, BatchDraft] = {}  # by their number of requests
 
     def open(self, rows: int) -> HeadKvSequence:
@@ -148,7 +151,7 @@ class CudaTreeBuilder:
         if sizes is None:
             raise ValueError("no draft has room for these trees together; draft them one by one")
         self.prelaunched = None
-        self._make_room(
+        self.make_room(
             max(job.cache.text for job in jobs) + MAX_NEW_ROWS + sizes.opened,
             max(job.committed for job in jobs) + max(sizes.depth, MAX_NEW_ROWS),
         )
@@ -220,7 +223,7 @@ class CudaTreeBuilder:
         self, cache: HeadKvSequence, features: Tensor, tokens: Sequence[int], first: int
     ) -> None:
         """Prefill the beginning of a text too long for a draft; its first position is `first`."""
-        self._make_room(cache.text + len(tokens), first + len(tokens))
+        self.make_room(cache.text + len(tokens), first + len(tokens))
         read(self.ops, self.layer, self.angles, cache, features.contiguous(), tokens, first)
 
     def prelaunch(
@@ -289,7 +292,7 @@ class CudaTreeBuilder:
 
     def _prepare(self, sequence: HeadKvSequence, sizes: LevelSizes, committed: int) -> None:
         """Make room for a draft whose root is at position `committed` at most."""
-        self._make_room(sequence.text + MAX_NEW_ROWS + sizes.opened, committed + sizes.depth)
+        self.make_room(sequence.text + MAX_NEW_ROWS + sizes.opened, committed + sizes.depth)
         self._ensure_buffers(sizes)
 
     def path_features(self, outcome: Outcome) -> FeatureRef | PassFeatureRows | None:
@@ -336,7 +339,7 @@ class CudaTreeBuilder:
             self.draft_seconds[sizes] = seconds
         return seconds
 
-    def _make_room(self, rows: int, positions: int) -> None:
+    def make_room(self, rows: int, positions: int) -> None:
         """Make room for this many rows in every sequence, and rotary angles of the positions."""
         self.pool.make_room(rows)
         if positions > self.angles.shape[0]:

@@ -58,4 +58,5 @@ def prepare_batches(builder: Any, shapes: Sequence[TreeShape], requests: int) ->
             if count <= most:
                 for rows in TEXT_ROWS:
                     builder.batch(count).capture(sizes, rows)
+    builder.on_batches_prepared(most)
     torch.cuda.synchronize(builder.device)

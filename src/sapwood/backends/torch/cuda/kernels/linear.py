@@ -10,6 +10,9 @@ and in as many parts for one row as for many.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
@@ -249,23 +252,57 @@ class LinearOutput(NamedTuple):
         )
 
 
+class Workspace:
+    """Room for partial sums and counters that the programs of one launch share.
+
+    Launches on one stream may share it. Networks that run at the same time, on streams of their
+    own, must not: each has its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._parts: list[Tensor] = []  # the last is in use; captured passes use earlier ones
+        self._counters: Tensor | None = None
+
+    def take(self, sums: int) -> tuple[Tensor, Tensor]:
+        """Room for this many sums, and counters that are zero between launches."""
+        if self._counters is None:
+            self._counters = torch.zeros(1 << 14, dtype=torch.int32, device=self.device)
+        if not self._parts or len(self._parts[-1]) < sums:
+            size = max(PARTS, triton.next_power_of_2(sums))
+            self._parts.append(torch.empty(size, dtype=torch.float32, device=self.device))
+        return self._parts[-1], self._counters
+
+
 @cache
-def _counters(device: torch.device) -> Tensor:
-    return torch.zeros(1 << 14, dtype=torch.int32, device=device)
+def shared_workspace(device: torch.device) -> Workspace:
+    """The workspace of launches outside `using_workspace`."""
+    return Workspace(device)
 
 
-_PARTS: dict[
-    torch.device, list[Tensor]
-] = {}  # the last is in use; captured passes use earlier ones
+class _Current(threading.local):
+    """The workspace of this thread's launches; None: the shared one."""
+
+    workspace: Workspace | None = None
+
+
+_CURRENT = _Current()
+
+
+@contextmanager
+def using_workspace(own: Workspace) -> Iterator[None]:
+    """Have the launches of this thread use a workspace of their own."""
+    before = _CURRENT.workspace
+    _CURRENT.workspace = own
+    try:
+        yield
+    finally:
+        _CURRENT.workspace = before
 
 
 def workspace(device: torch.device, sums: int = PARTS) -> tuple[Tensor, Tensor]:
     """Room for partial sums and counters, shared by the programs of one launch."""
-    several = _PARTS.setdefault(device, [])
-    if not several or len(several[-1]) < sums:
-        size = max(PARTS, triton.next_power_of_2(sums))
-        several.append(torch.empty(size, dtype=torch.float32, device=device))
-    return several[-1], _counters(device)
+    return (_CURRENT.workspace or shared_workspace(device)).take(sums)
 
 
 def project(

@@ -148,16 +148,17 @@ def gather_features(round_buffer: RoundBuffer, states: Sequence[Tensor]) -> None
         column += layer.shape[1]
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _walk(target_tokens, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr):
-    wait()
+@triton.jit
+def walk_tree(
+    target_tokens, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr
+):
+    """Follow the target's tokens from the root of one tree; write the path and the bonus."""
     each = tl.arange(0, size)
     there = each < rows
     token = tl.load(tokens + each, there, -1)
     up = tl.load(parents + each, there, -2)
-    word = tl.load(
-        target_tokens + tl.maximum(up, 0), there & (up >= 0), -2
-    )  # what was said after each row's parent
+    # the target's token after each row's parent
+    word = tl.load(target_tokens + tl.maximum(up, 0), there & (up >= 0), -2)
     taken = there & (up >= 0) & (token == word)
     node = tl.full((), 0, tl.int32)
     count = tl.full((), 0, tl.int32)
@@ -170,6 +171,12 @@ def _walk(target_tokens, tokens, parents, verdict, rows, longest: tl.constexpr, 
         node = tl.where(going > 0, found, node)
     tl.store(verdict, count)
     tl.store(verdict + 1, tl.load(target_tokens + node))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _walk(target_tokens, tokens, parents, verdict, rows, longest: tl.constexpr, size: tl.constexpr):
+    wait()
+    walk_tree(target_tokens, tokens, parents, verdict, rows, longest, size)
 
 
 def walk(round_buffer: RoundBuffer, target_tokens: Tensor, rows: int) -> None:

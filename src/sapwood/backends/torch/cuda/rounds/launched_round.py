@@ -1,0 +1,181 @@
+"""A launched round: its results come to the host in one transfer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sapwood.backends.torch.cuda.draft.batch_buffers import BatchResult, DraftedTree, PrunedTree
+from sapwood.backends.torch.cuda.draft.device_tree import PLACES, LazyTree
+from sapwood.backends.torch.cuda.draft.head_kv_pool import HeadKvSequence
+from sapwood.backends.torch.cuda.session import CudaSession
+from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.device_rounds import RoundResult
+from sapwood.core.protocols import TargetOutput
+from sapwood.core.tree import Tree
+from sapwood.core.types import Verdict
+
+if TYPE_CHECKING:
+    from sapwood.backends.torch.cuda.rounds.device_rounds import DeviceRounds
+
+Event: Any = torch.cuda.Event  # it has no types
+TREE = ("tokens", "parents", "depths", "ranks", "probs", "reach")
+OVERWRITTEN = "a later round overwrote these scores; score the tree in a pass of its own"
+
+
+@dataclass(frozen=True)
+class ResultColumns:
+    """The words of a request's round that come to the host: the verdict and the pruned tree."""
+
+    depth: int
+    rows: int  # of the pruned tree, the root included
+
+    @property
+    def path(self) -> int:
+        """Words of the verdict: length of the path, bonus, path."""
+        return 2 + self.depth + 1
+
+    @cached_property
+    def index(self) -> IntArray:
+        """Index of each word among those of a round."""
+        starts = [PLACES[name].start for name in TREE]
+        parts = [PLACES["verdict"].start + np.arange(self.path)]
+        parts += [start + np.arange(self.rows) for start in starts]
+        return np.concatenate(parts)
+
+
+class RoundTree(LazyTree):
+    """The verified tree of one request; its columns are views of the round's transfer."""
+
+    def __init__(self, words: IntArray, columns: ResultColumns, source: int) -> None:
+        super().__init__(columns.rows)
+        start = columns.path
+        self._tokens = words[start : start + columns.rows]  # of every round, the others seldom
+        self._words = words
+        self._columns = columns
+        self._source = source
+        self.kept = None
+
+    def load(self) -> None:
+        """Set all columns."""
+        rows, start = self._columns.rows, self._columns.path
+        parts = self._words[start:].reshape(len(TREE), rows)
+        own = self.__dict__
+        for name, column in zip(TREE, parts, strict=True):
+            own[f"_{name}"] = column.view(np.float64) if name in ("probs", "reach") else column
+        depths = own["_depths"]
+        own["_sources"] = (depths > 0).astype(np.int64) << self._source
+        own["_sampled"] = np.zeros(rows, bool)
+        own["_expanded"] = np.zeros(rows, bool)
+        own["valued"] = rows
+        own["_known"] = False  # chosen children are looked up when a child is first added
+
+
+class PathOutput(TargetOutput):
+    """Hidden states of one accepted path; logits are gone."""
+
+    def __init__(self, launched: "CudaRound", index: int) -> None:
+        self._launched = launched
+        self._index = index
+
+    def argmax(self) -> IntArray:
+        """Refused: the logits are gone."""
+        raise ValueError(OVERWRITTEN)
+
+    def topk(self, count: int) -> tuple[IntArray, FloatArray]:
+        """Refused: the logits are gone."""
+        raise ValueError(OVERWRITTEN)
+
+    def logits(self, row: int) -> FloatArray:
+        """Refused: the logits are gone."""
+        raise ValueError(OVERWRITTEN)
+
+    def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
+        """Hidden states of the accepted path on the device, [rows, layers * width]."""
+        rounds = self._launched.rounds
+        if rounds.last is not self._launched:
+            raise ValueError(OVERWRITTEN)
+        return rounds.features[self._index, : len(rows)].clone()
+
+
+class CudaRound:
+    """A round that was launched; accepted paths are committed when it is read."""
+
+    def __init__(
+        self,
+        rounds: "DeviceRounds",
+        columns: ResultColumns,
+        count: int,
+        sessions: Sequence[CudaSession],
+        caches: Sequence[HeadKvSequence],
+        *,
+        sources: Sequence[int],
+        draft_seconds: float,
+    ) -> None:
+        self.rounds = rounds
+        self.columns = columns
+        self.sessions = sessions
+        self.caches = caches
+        self.sources = sources
+        self.draft_seconds = draft_seconds
+        self.followed: set[int] = set()  # requests that the next round goes on with
+        self.drafted_result: BatchResult | None = None
+        pinned = rounds.device.type == "cuda"
+        size = count, len(columns.index)
+        self._host = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
+        self.arrival: Any = Event() if pinned else None
+        self._results: list[RoundResult] | None = None
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that a request may add, while they are not known."""
+        return self.columns.depth + 1
+
+    def send(self, results: Tensor) -> None:
+        """Start the transfer of the results of all requests."""
+        self._host.copy_(results[: len(self._host)], non_blocking=True)
+
+    def record(self) -> None:
+        """Record the end of the transfer."""
+        if self.arrival is not None:
+            self.arrival.record()
+
+    def read(self) -> Sequence[RoundResult]:
+        """Wait for the round; commit accepted paths, and return the result of each request."""
+        if self._results is None:
+            if self.arrival is not None:
+                self.arrival.synchronize()
+            self._results = self._read()
+        return self._results
+
+    def _read(self) -> list[RoundResult]:
+        words = self._host.numpy()
+        found = []
+        verdicts = words[:, : self.columns.path].tolist()
+        for index, (session, line) in enumerate(zip(self.sessions, verdicts, strict=True)):
+            count, bonus = line[:2]
+            context = session.length
+            if not session.closed:
+                session.advance(count)
+            if index in self.followed:
+                self.caches[index].text += count
+            tree = RoundTree(words[index], self.columns, self.sources[index])
+            found.append(RoundResult(context, tree, Verdict(tuple(line[2 : 2 + count]), bonus)))
+        return found
+
+    def drafted(self) -> Tree:
+        """The tree of the request to learn from as it was drafted, with its `pruned` tree."""
+        result = self.drafted_result
+        assert result is not None
+        [marks] = result.trees
+        tree = DraftedTree(result, 0, marks.size)
+        tree.pruned = PrunedTree(result, 0, marks.nodes)
+        return tree
+
+    def output(self, index: int) -> TargetOutput:
+        """Hidden states of a request's accepted path, until the next round is launched."""
+        return PathOutput(self, index)

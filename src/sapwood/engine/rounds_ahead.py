@@ -1,0 +1,247 @@
+"""Runs rounds with trees one ahead of the host, on a device that needs no host for them.
+
+The device drafts, scores, verifies and commits the trees of all requests. The next round is
+launched before the verdicts of this one are on the host, which then makes text of them while the
+device works. All trees of a round have one shape, planned by one request in turn. A request that
+ends is seen one round late: its tree in the round launched behind is dropped.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sapwood.controllers.throughput_stats import ThroughputStats
+from sapwood.core.device_rounds import (
+    DEPTHS,
+    SIZES,
+    LaunchedRound,
+    RoundBatch,
+    RoundLauncher,
+    RoundRequest,
+    round_shape,
+)
+from sapwood.core.protocols import Backend, PrefillChunk
+from sapwood.core.types import BatchLoad, Outcome, SharedPass, StageTimes, TreeShape
+from sapwood.core.whole_tree import TreeBuilder, TreeJob
+from sapwood.engine.loop import Engine
+from sapwood.engine.request import Request
+from sapwood.engine.request_decoder import RequestDecoder
+from sapwood.engine.run_ahead import PendingStep, StepTotals
+
+LEAST = 2  # requests: one alone has rounds of its own, with look-ups
+PLANNED = 8  # rounds with one plan
+FIRST_ROWS = 64  # of a pass over the first trees, and least nodes of each
+FIRST_NODES = 3
+REFUSED = 16  # steps without rounds after some requests could not share one
+EARLY = 16  # first rounds, each of which brings a drafted tree to the host
+LEARN = 4  # later one round in this many brings a drafted tree to the host
+
+
+@dataclass(slots=True)
+class RoundOnDevice:
+    """A launched round and its requests."""
+
+    requests: list[Request]
+    decoders: list[RequestDecoder]  # of the same requests; others by now if they were preempted
+    jobs: list[TreeJob]
+    shape: TreeShape
+    learn: int  # index of the request whose drafted tree comes to the host; -1: none
+    prefill: int  # rows of prompts
+    launched: LaunchedRound
+
+    def index(self) -> dict[RequestDecoder, int]:
+        """The index of each request."""
+        return {decoder: index for index, decoder in enumerate(self.decoders)}
+
+
+class NoRound(Exception):
+    """These requests cannot share a round on the device."""
+
+
+class RoundsAhead:
+    """Launches rounds of several requests, and reads each while the next one runs."""
+
+    def __init__(
+        self,
+        target: Backend,
+        launcher: Callable[[TreeBuilder], RoundLauncher | None],
+        rate: Callable[[], float],  # present tokens per second of all requests
+        now: Callable[[], float],
+    ) -> None:
+        self._target = target
+        self._launcher = launcher
+        self._rate = rate
+        self._most_rows = target.capabilities.root_rows
+        self.now = now
+        self.last: RoundOnDevice | None = None  # launched, not read yet
+        self._read = 0.0  # clock when the last one was read
+        self.seconds = 0.0  # from the one before to the last one that was read
+        self._engine: Engine | None = None  # of the plan
+        self._plan: TreeShape | None = None
+        self._planned = 0  # rounds of the plan that are left
+        self._planned_for = 0  # requests
+        self._rounds = 0
+        self._refused = 0  # steps before rounds are tried again
+
+    def able(self, requests: Sequence[Request], prefill: int) -> bool:
+        """True when the next round can run on the device: all draft by one engine and its means."""
+        if self._refused:
+            self._refused -= 1
+            return False
+        if len(requests) < LEAST:
+            return False
+        engine = requests[0].engine
+        return all(
+            request.engine is engine
+            and request.running.joins_rounds
+            and not request.running.controller.resting
+            for request in requests
+        )
+
+    # ------------------------------------------------------------------------------- launch
+    def launch(self, requests: Sequence[Request], chunks: Sequence[PrefillChunk]) -> None:
+        """Launch the next round; the verdicts of the last one may still be on the device."""
+        try:
+            self._launch(requests, chunks)
+        except NoRound:
+            self._refused = REFUSED
+            raise
+
+    def _launch(self, requests: Sequence[Request], chunks: Sequence[PrefillChunk]) -> None:
+        last = self.last
+        before = {} if last is None else last.index()
+        going = [
+            request
+            for request in requests
+            if request.running not in before or request.running.left > 1
+        ]
+        prefill = sum(len(chunk.tokens) for chunk in chunks)
+        if not going:
+            if chunks:
+                self._target.score([], chunks)
+            self.last = None
+            return
+        shape = self._shape(going)
+        batch = RoundBatch(shape)
+        for request in going:
+            decoder = request.running
+            index = before.get(decoder, -1)
+            job = decoder.round_job(shape) if index < 0 or last is None else last.jobs[index]
+            if job is None:
+                raise NoRound
+            batch.requests.append(
+                RoundRequest(
+                    decoder.session,
+                    job,
+                    index,
+                    decoder.sampler.sampling.temperature,
+                    decoder.sampler.sampling.seed,
+                )
+            )
+        launcher = self._one_launcher(batch)
+        self._rounds += 1
+        learns = self._rounds <= EARLY or self._rounds % LEARN == 0
+        batch.learn = self._rounds % len(going) if learns else -1
+        if not launcher.fits(batch):
+            raise NoRound
+        if not self._read:
+            self._read = self.now()
+        self.last = RoundOnDevice(
+            going,
+            [request.running for request in going],
+            [one.job for one in batch.requests],
+            shape,
+            batch.learn,
+            prefill,
+            launcher.launch(batch, chunks),
+        )
+
+    def _one_launcher(self, batch: RoundBatch) -> RoundLauncher:
+        """The launcher of all requests, which must draft with one builder."""
+        builder = batch.requests[0].job.builder
+        launcher = self._launcher(builder)
+        if launcher is None or any(one.job.builder is not builder for one in batch.requests):
+            raise NoRound
+        return launcher
+
+    def _shape(self, requests: Sequence[Request]) -> TreeShape:
+        """The shape of the next trees: planned every few rounds, and when the load changes."""
+        count = len(requests)
+        if requests[0].engine is not self._engine:
+            self._engine = requests[0].engine
+            self._plan = None
+        plan = self._plan
+        same_load = self._planned_for.bit_length() == count.bit_length()
+        if (
+            plan is None
+            or not self._planned
+            or not same_load
+            or count * (1 + plan.nodes) > self._most_rows
+        ):
+            self._plan = plan = self._make_plan(requests)
+            self._planned = PLANNED
+            self._planned_for = count
+        self._planned -= 1
+        return plan
+
+    def _make_plan(self, requests: Sequence[Request]) -> TreeShape:
+        """The shape that the policy of one request asks for, at the prices of the whole batch."""
+        request = requests[self._rounds % len(requests)]
+        count = len(requests)
+        each = 1 + (self._plan.nodes if self._plan is not None else SIZES[0])
+        shape = request.running.plan_round(BatchLoad(count, (count - 1) * each, self._rate()))
+        if shape is None:
+            raise NoRound
+        if not request.priced:
+            return shape
+        room = self._most_rows // count - 1
+        if math.isinf(shape.hope):  # nothing was learned yet
+            room = min(room, max(FIRST_ROWS // count - 1, FIRST_NODES))
+        nodes = max((size for size in SIZES if size <= min(shape.nodes, room)), default=0)
+        if not nodes:
+            raise NoRound
+        return round_shape(nodes, max(each for each in DEPTHS if each <= min(shape.depth, nodes)))
+
+    # ------------------------------------------------------------------------------- read
+    def read(self, batch: RoundOnDevice) -> tuple[SharedPass, list[PendingStep]]:
+        """Wait for a launched round; the step of each request that still runs."""
+        results = batch.launched.read()
+        now = self.now()
+        self.seconds = seconds = now - self._read
+        ended = self.last is None or self.last is batch  # no round goes on from this one
+        self._read = 0.0 if ended else now
+        count = len(results)
+        rows = count * (1 + batch.shape.nodes)
+        context = sum(result.context for result in results) // max(count, 1)
+        draft = min(batch.launched.draft_seconds, seconds)
+        shared = SharedPass(count, rows, batch.prefill, context, seconds - draft)
+        times = StageTimes(draft / max(count, 1), seconds - draft)
+        found: list[PendingStep] = []
+        for index, (request, decoder, result) in enumerate(
+            zip(batch.requests, batch.decoders, results, strict=True)
+        ):
+            if request.decoder is not decoder:
+                continue  # it has ended or was preempted
+            context, tree, verdict = result
+            verdict = verdict.within(max(decoder.left, 1), tree)
+            learn = index == batch.learn
+            grown = batch.launched.drafted() if learn else tree
+            scores = batch.launched.output(index)
+            outcome = Outcome(grown, tree, verdict, scores, context, times, True, shared)
+            found.append((request, partial(request.take_round, outcome, ended, learn)))
+        return shared, found
+
+    def settle(self, stats: Sequence[ThroughputStats], step: StepTotals) -> None:
+        """Count a round in the statistics of all recipes."""
+        for one in stats:
+            one.settle_round(*step)
+
+    def take(self) -> RoundOnDevice | None:
+        """The round that was not read yet, if another way of decoding follows."""
+        last, self.last = self.last, None
+        return last
+
+    def pause(self) -> None:
+        """Let the time until the next launch count for no round."""
+        self._read = 0.0
