@@ -6,8 +6,12 @@
 The model writes the texts and answers held-out prompts once; then every kind of the training
 registry is built with about as many weights as the others and trained, one after the other. Then
 all are scored: tokens per pass by size of tree, by replaying the answers; `--workers` processes
-share this. A kind that was finished before is not trained again, and one that was stopped goes on;
-a kind that fails is named in the record, and the others go on.
+share this, and load the model while the texts are written. A kind that was finished before is not
+trained again, and one that was stopped goes on; a kind that fails is named in the record, and the
+others go on.
+
+`--beside RECORD` adds the rows to those of an earlier run: every row says which run it is from, and
+kinds that are in both tell how far scores of the two can be compared.
 
 The record is written again after every kind. `--limit-seconds` ends the whole command in time: what
 texts and scores leave of it is divided among the heads, each at most `--minutes`. `--clock
@@ -17,7 +21,6 @@ part of where recipes find them.
 """
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -33,6 +36,11 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.head_runs import merged
+
+from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.load import find_device, load
 from sapwood.bench import provenance
 from sapwood.bench.measure import decode
@@ -108,6 +116,7 @@ class HeadsSettings:
     limit_seconds: float | None = None  # of the whole command
     score_seconds: float = 120.0  # of these, kept for the scores
     install: bool = False  # make the heads those of the model, where it has none
+    beside: Path | None = None  # record of an earlier run, whose rows are kept
 
     @property
     def on_gpu(self) -> bool:
@@ -170,19 +179,11 @@ def parameters(head: torch.nn.Module) -> int:
 
 
 # ------------------------------------------------------------------------------------------ texts
-def answers(settings: HeadsSettings, say: Say) -> Path:
+def answers(settings: HeadsSettings, llm: LLM) -> Path:
     """The trace of the model's greedy answers to the held-out prompts; made once."""
     path = settings.work / "answers.jsonl"
-    if path.is_file():
-        return path
-    try:
-        record_answers(path, fast_model(settings), settings)
-    except Exception as error:  # kernels that do not run here; transformers' code does
-        say(f"answers by transformers' code: {brief(error)}")
-        record_answers(path, opened_model(settings), settings)
-    gc.collect()  # its memory is for the training
-    if settings.on_gpu:
-        torch.cuda.empty_cache()
+    if not path.is_file():
+        record_answers(path, llm, settings)
     return path
 
 
@@ -201,16 +202,11 @@ def record_answers(path: Path, llm: LLM, settings: HeadsSettings) -> None:
     part.rename(path)
 
 
-def fast_model(settings: HeadsSettings) -> LLM:
-    """The model on the fastest network."""
-    options: dict[str, Any] = {"dtype": settings.dtype, "threads": settings.threads}
-    return LLM(settings.model, "plain", device=settings.device, **options)
-
-
 def opened_model(settings: HeadsSettings) -> LLM:
-    """The model as the scores use it: on a GPU transformers' own code, which runs every drafter."""
+    """The model as answers and scores use it: on a GPU by transformers' code, for every drafter."""
     if not settings.on_gpu:
-        return fast_model(settings)
+        options: dict[str, Any] = {"dtype": settings.dtype, "threads": settings.threads}
+        return LLM(settings.model, "plain", device=settings.device, **options)
     backend, folder = load(settings.model, device=settings.device, dtype=settings.dtype, stock=True)
     return LLM(backend, "plain", text=Tokenizer.load(folder))
 
@@ -268,13 +264,19 @@ def train(
     }
 
 
-def train_all(settings: HeadsSettings, say: Say, write: Callable[[], None]) -> Corpus:
+def train_all(settings: HeadsSettings, llm: LLM, say: Say, write: Callable[[], None]) -> Corpus:
     """Train every kind that is not trained yet, as far as the time goes; the texts."""
-    backend, folder = load(
-        settings.model, device=settings.device, threads=settings.threads, stock=True
-    )
+    if settings.on_gpu and settings.dtype is None:
+        backend, text = llm.target, llm.text
+    else:
+        backend, folder = load(
+            settings.model, device=settings.device, threads=settings.threads, stock=True
+        )
+        text = Tokenizer.load(folder)
+    assert isinstance(text, Tokenizer)
+    assert isinstance(backend, TorchBackend)
     teacher = Teacher(backend)
-    corpus = texts_of(settings, backend, Tokenizer.load(folder))
+    corpus = texts_of(settings, backend, text)
     say(f"{len(corpus)} texts, {corpus.written} answer tokens, {settings.left:.0f} s left")
     wanted = [kind for kind in kinds_of(settings) if not row_file(settings, kind).is_file()]
     if wanted and settings.on_gpu:
@@ -336,9 +338,9 @@ def row_file(settings: HeadsSettings, kind: str) -> Path:
     return settings.home(kind) / "row.json"
 
 
-def score_file(settings: HeadsSettings, kind: str) -> Path:
-    """The file of a trained head's scores."""
-    return settings.home(kind) / "scores.json"
+def score_file(settings: HeadsSettings, kind: str, tree: str) -> Path:
+    """The file of a trained head's score with one tree."""
+    return settings.home(kind) / f"score-{list(TREES).index(tree)}.json"
 
 
 def store(path: Path, found: Any) -> None:
@@ -364,18 +366,15 @@ def install(settings: HeadsSettings, llm: LLM, say: Say) -> None:
 
 
 # ----------------------------------------------------------------------------------------- scores
-def scores(kind: str, llm: LLM, player: TracePlayer, settings: HeadsSettings) -> dict[str, float]:
-    """Tokens per pass of the target, by tree; a draft that runs the target counts as a pass."""
-    found = {}
-    for name, rest in TREES.items():
-        spelling = f"{kind}(head='{settings.home(kind)}') + {rest}"
-        per_round = (
-            decoded(spelling, llm, player, settings)
-            if kind in NOT_RECORDED
-            else replayed(spelling, player)
-        )
-        found[name] = per_round / (2 if kind in TWO_PASSES else 1)
-    return found
+def score(kind: str, tree: str, llm: LLM, player: TracePlayer, settings: HeadsSettings) -> float:
+    """Tokens per pass of the target; a draft that runs the target counts as a pass."""
+    spelling = f"{kind}(head='{settings.home(kind)}') + {TREES[tree]}"
+    per_round = (
+        decoded(spelling, llm, player, settings)
+        if kind in NOT_RECORDED
+        else replayed(spelling, player)
+    )
+    return per_round / (2 if kind in TWO_PASSES else 1)
 
 
 def replayed(spelling: str, player: TracePlayer) -> float:
@@ -393,44 +392,52 @@ def decoded(spelling: str, llm: LLM, player: TracePlayer, settings: HeadsSetting
     return sum(len(run.tokens) for run in runs) / sum(run.passes for run in runs)
 
 
-def unscored(settings: HeadsSettings) -> list[str]:
-    """Trained kinds without scores; those whose drafter runs the target come first, as slowest."""
+def unscored(settings: HeadsSettings) -> list[tuple[str, str]]:
+    """Trained kinds and trees without scores; those whose drafter runs the target come first."""
     slow = {*TWO_PASSES, *NOT_RECORDED}
     found = [
-        kind
+        (kind, tree)
+        for tree in reversed(TREES)
         for kind in kinds_of(settings)
-        if row_file(settings, kind).is_file() and not score_file(settings, kind).is_file()
+        if row_file(settings, kind).is_file() and not score_file(settings, kind, tree).is_file()
     ]
-    return sorted(found, key=lambda kind: kind not in slow)
+    return sorted(found, key=lambda one: one[0] not in slow)
 
 
-def score_all(
-    kinds: Sequence[str], settings: HeadsSettings, say: Say, *, shared: bool = False
-) -> None:
-    """Score these kinds, one after the other; if `shared`, those that no other process takes."""
+def score_all(settings: HeadsSettings, say: Say, *, shared: bool = False) -> None:
+    """Score all trained kinds; if `shared`, once they are, those that no other process takes."""
     llm = opened_model(settings)
+    while shared and settings.left > 0 and not trained_file(settings).is_file():
+        time.sleep(WAIT)
     player = TracePlayer(read(settings.work / "answers.jsonl"), llm)
-    for kind in kinds:
-        if shared and not claimed(settings, kind):
+    for kind, tree in unscored(settings):
+        if shared and not claimed(settings, kind, tree):
             continue
         start = time.monotonic()
         with failures(settings, kind, say):
-            store(score_file(settings, kind), scores(kind, llm, player, settings))
-        say(f"scored {kind} in {time.monotonic() - start:.0f} s, {settings.left:.0f} s left")
+            store(score_file(settings, kind, tree), score(kind, tree, llm, player, settings))
+        say(
+            f"scored {kind}, {tree} in {time.monotonic() - start:.0f} s, {settings.left:.0f} s left"
+        )
 
 
-def claimed(settings: HeadsSettings, kind: str) -> bool:
-    """Take a kind for this process; False if another one has it."""
+def claimed(settings: HeadsSettings, kind: str, tree: str) -> bool:
+    """Take a kind and a tree for this process; False if another one has it."""
     try:
-        claim_file(settings, kind).touch(exist_ok=False)
+        claim_file(settings, kind, tree).touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
 
 
-def claim_file(settings: HeadsSettings, kind: str) -> Path:
-    """The file that says that a process scores this kind."""
-    return settings.home(kind) / "claimed"
+def claim_file(settings: HeadsSettings, kind: str, tree: str) -> Path:
+    """The file that says that a process scores this kind with this tree."""
+    return settings.home(kind) / f"claimed-{list(TREES).index(tree)}"
+
+
+def trained_file(settings: HeadsSettings) -> Path:
+    """The file that says that all kinds are trained."""
+    return settings.work / "trained"
 
 
 def started(words: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -438,19 +445,17 @@ def started(words: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, *words])
 
 
-def score_together(
-    kinds: Sequence[str], settings: HeadsSettings, say: Say, write: Callable[[], None]
-) -> None:
-    """Score these kinds in several processes; those that the limit cuts off have no scores."""
-    for kind in kinds:
-        claim_file(settings, kind).unlink(missing_ok=True)
+@contextmanager
+def scoring_processes(settings: HeadsSettings, say: Say) -> Iterator[list[Any]]:
+    """Processes that load the model now and score when all is trained; ended with the block."""
+    trained_file(settings).unlink(missing_ok=True)
+    for claim in settings.work.glob("*/claimed-*"):
+        claim.unlink()
     limit = [] if settings.limit_seconds is None else ["--limit-seconds", str(settings.left)]
-    words = [*sys.argv[1:], "--score", ",".join(kinds), *limit]
-    running = [started(words) for _ in range(min(settings.workers, len(kinds)))]
+    count = settings.workers if settings.workers > 1 else 0
+    running = [started([*sys.argv[1:], "--score", *limit]) for _ in range(count)]
     try:
-        while any(one.poll() is None for one in running) and settings.left > 0:
-            time.sleep(WAIT)
-            write()
+        yield running
     finally:
         for one in running:
             if one.poll() is None:
@@ -466,7 +471,6 @@ def compare(settings: HeadsSettings, say: Say = print, path: Path | None = None)
         raise SapwoodError("a GPU's work is not in the processor's time; use --clock wall")
     busy = provenance.load()
     settings.work.mkdir(parents=True, exist_ok=True)
-    answers(settings, say)
     made: dict[str, Any] = {}
     llm = opened_model(settings)
     origin = provenance.origin(llm.target.info, busy)
@@ -474,18 +478,23 @@ def compare(settings: HeadsSettings, say: Say = print, path: Path | None = None)
     def write() -> None:
         made.clear()
         made.update(record(settings, origin))
+        if settings.beside is not None:
+            earlier = json.loads(settings.beside.read_text(encoding="utf-8"))
+            made.update(merged(earlier, dict(made)))
         if path is not None:
             store(path, made)
 
-    train_all(settings, say, write)
-    if settings.install:
-        install(settings, llm, say)
-    del llm
-    if kinds := unscored(settings):
-        if settings.workers > 1:
-            score_together(kinds, settings, say, write)
-        else:
-            score_all(kinds, settings, say)
+    with scoring_processes(settings, say) as running:
+        answers(settings, llm)
+        train_all(settings, llm, say, write)
+        if settings.install:
+            install(settings, llm, say)
+        trained_file(settings).touch()
+        while any(one.poll() is None for one in running) and settings.left > 0:
+            time.sleep(WAIT)
+            write()
+    if not running:
+        score_all(settings, say)
     write()
     for row in made["rows"]:
         say(line(row))
@@ -497,9 +506,10 @@ def record(settings: HeadsSettings, origin: dict[str, Any]) -> dict[str, Any]:
     rows = []
     missing: dict[str, str] = {}
     for kind in kinds_of(settings):
-        if row_file(settings, kind).is_file() and score_file(settings, kind).is_file():
+        scores = {tree: score_file(settings, kind, tree) for tree in TREES}
+        if row_file(settings, kind).is_file() and all(file.is_file() for file in scores.values()):
             row = json.loads(row_file(settings, kind).read_text(encoding="utf-8"))
-            found = json.loads(score_file(settings, kind).read_text(encoding="utf-8"))
+            found = {tree: json.loads(file.read_text()) for tree, file in scores.items()}
             rows.append({**row, "tokens_per_pass": found})
         else:
             failed = settings.home(kind) / "failed.txt"
@@ -536,6 +546,7 @@ def command(settings: HeadsSettings) -> str:
         words += [] if value is None else [f"--{name.replace('_', '-')} {value}"]
     words += [f"--kinds {','.join(settings.kinds)}"] if settings.kinds else []
     words += [f"--prompts {settings.prompts.name}"] if settings.prompts else []
+    words += [f"--beside {settings.beside.name}"] if settings.beside else []
     return " ".join(["python benchmarks/heads.py --work FOLDER", *words])
 
 
@@ -549,8 +560,8 @@ def line(row: dict[str, Any]) -> str:
 
 def settings_of(
     arguments: Sequence[str] | None = None,
-) -> tuple[HeadsSettings, Path | None, list[str]]:
-    """Settings from the command line, the file of the record, and kinds to score alone."""
+) -> tuple[HeadsSettings, Path | None, bool]:
+    """Settings from the command line, the file of the record, and whether only to score."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -576,11 +587,15 @@ def settings_of(
     options.add_argument("--score-seconds", type=float, default=HeadsSettings.score_seconds)
     options.add_argument("--install", action="store_true")
     options.add_argument("--json", type=Path)
-    options.add_argument("--score", default="", help=argparse.SUPPRESS)  # of a scoring process
+    options.add_argument("--beside", type=Path, help="record whose rows are kept")
+    options.add_argument("--commit", help="of a copy of the sources without its repository")
+    options.add_argument("--score", action="store_true", help=argparse.SUPPRESS)  # in a process
     given = vars(options.parse_args(arguments))
     path = given.pop("json")
     kinds = tuple(kind for kind in given.pop("kinds").split(",") if kind)
-    alone = [kind for kind in given.pop("score").split(",") if kind]
+    alone = given.pop("score")
+    if commit := given.pop("commit"):
+        os.environ[provenance.COMMIT] = commit
     return HeadsSettings(kinds=kinds, **given), path, alone
 
 
@@ -594,7 +609,7 @@ def main() -> int:
     settings, path, alone = settings_of()
     try:
         if alone:
-            score_all(alone, settings, say, shared=True)
+            score_all(settings, say, shared=True)
         else:
             compare(settings, say, path)
     except SapwoodError as error:

@@ -1,13 +1,18 @@
 """Time per token of a draft beside the target's pass, against the same chain drafted first.
 
     python benchmarks/overlap.py [--draft-layers 3,4,6] [--prompts 6] [--tokens 40] [--json FILE]
+    python benchmarks/overlap.py --device cuda --layers 24 --widths 576,2048 --draft-layers 5,8,12
+        --prompts 8 --tokens 96 --limit-seconds 55 --json FILE
 
 The target is a Llama-like model of random weights, whose layers add little each, and the draft
 model is its first layers with the same output head: they agree often enough to be like a trained
 pair, and the share of a pass that a draft pass takes is that of the layers. Both run in int8, whose
 compiled passes run without the interpreter's lock, or in another `--dtype`, with one thread each.
+On a GPU both run in float16, each on a stream of its own; the kernels of two streams share the
+device's memory, so a small model gains more than one that fills it.
 The ways take turns on every prompt; the record has the mean ratio of their seconds per token,
-prompt by prompt, with its 95 % bootstrap interval.
+prompt by prompt, with its 95 % bootstrap interval. `--limit-seconds` ends the command in time: each
+pair of models has an equal share, and two prompts at least.
 
 Where other programs use the machine, two threads have no two cores. `--clock processor` counts
 processor seconds of each thread instead: a round takes those of the target's pass or of the draft
@@ -48,6 +53,8 @@ from sapwood.verifiers.match import Match
 VOCAB = 2048
 SAMPLES = 4000  # of the bootstrap
 SHARP = 12.0  # scale of the output head, so that the best token has most of the probability
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+WAYS = 5  # rows of each pair of models
 QUIET = 0.06  # scale of what a layer adds, so that the first layers predict the last
 
 
@@ -148,17 +155,18 @@ def first_layers(target: LlamaForCausalLM, layers: int, width: int) -> LlamaForC
 
 
 def pass_seconds(backend: TorchBackend, rows: int = 1) -> float:
-    """Median processor seconds of a pass."""
+    """Median seconds of a pass: the processor's, or on a GPU those until its tokens are there."""
+    now = time.thread_time if backend.device.type == "cpu" else time.perf_counter
     session = backend.open(list(range(64)))
     tree = Tree(1)
     for node in range(rows - 1):
         tree.add(node, 2, 1.0)
     taken = list[float]()
     for _ in range(15):
-        start = time.thread_time()
+        start = now()
         [scores] = backend.score([TreeInput(session, tree)])
         scores.argmax()
-        taken.append(time.thread_time() - start)
+        taken.append(now() - start)
     session.close()
     return statistics.median(taken)
 
@@ -212,8 +220,11 @@ def run(engine: Engine, prompt: list[int], tokens: int) -> dict[str, Any]:
     }
 
 
-def backend_of(net: LlamaForCausalLM, name: str, dtype: str) -> TorchBackend:
-    """A backend of this model in int8 or float32."""
+def backend_of(net: LlamaForCausalLM, name: str, dtype: str, device: str = "cpu") -> TorchBackend:
+    """A backend of this model in this number format."""
+    if device != "cpu":
+        moved: Any = net.to(device, DTYPES[dtype])
+        return build(moved, name, dtype, silent)
     return TorchBackend(net, name) if dtype == "float32" else build(net, name, dtype, silent)
 
 
@@ -221,10 +232,13 @@ def silent(_: str) -> None:
     """Report nothing."""
 
 
-def measure(target: TorchBackend, layers: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each way, with a draft model of so many layers."""
-    first = first_layers(model(options.layers, options.width), layers, options.width)
-    draft = backend_of(first, "its first layers", options.dtype)
+def measure(
+    target: TorchBackend, width: int, layers: int, options: argparse.Namespace, end: float
+) -> list[dict[str, Any]]:
+    """One row for each way, with a draft model of so many layers; two prompts even after `end`."""
+    with torch.device(options.device):
+        first = first_layers(model(options.layers, width), layers, width)
+    draft = backend_of(first, "its first layers", options.dtype, options.device)
     share = pass_seconds(draft) / pass_seconds(target)
     now = time.perf_counter
     if options.clock == "processor":
@@ -234,12 +248,14 @@ def measure(target: TorchBackend, layers: int, options: argparse.Namespace) -> l
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in made}
     names = list(made)
     for name in names:
-        run(made[name], list(range(32)), 16)
+        run(made[name], list(range(32)), 16 if options.device == "cpu" else options.tokens)
     for index in range(options.prompts):
+        if index >= 2 and time.monotonic() > end:
+            break
         prompt = torch.randint(0, VOCAB, (32,), generator=torch.Generator().manual_seed(index))
         for name in rotated(names, index):
             runs[name].append(run(made[name], prompt.tolist(), options.tokens))
-    rows = [row(name, runs, layers, share) for name in names]
+    rows = [{"width": width, **row(name, runs, layers, share)} for name in names]
     for found in rows:
         print(
             f"{share:.2f} {found['way']:<16} {found['over_chain']:.3f} ({found['low']:.3f} to "
@@ -267,6 +283,7 @@ def row(
     return {
         "way": name,
         "draft_layers": layers,
+        "prompts": len(every),
         "draft_pass_over_target_pass": round(share, 3),
         "seconds_per_token": round(statistics.median(one["seconds_per_token"] for one in every), 5),
         "over_chain": round(float(ratios.mean()), 3),
@@ -280,40 +297,77 @@ def row(
     }
 
 
-def main() -> None:
-    """Measure, print and write the record."""
+def random_model(options: argparse.Namespace, width: int) -> LlamaForCausalLM:
+    """The random target, made on its device."""
+    with torch.device(options.device):
+        return model(options.layers, width)
+
+
+def measure_all(options: argparse.Namespace, write: Callable[[Any, list[Any]], None]) -> None:
+    """Rows of all widths and draft models; `write` is called after each pair of models."""
+    begin = time.monotonic()
+    pairs = len(options.widths) * len(options.draft_layers)
+    rows: list[dict[str, Any]] = []
+    for width in options.widths:
+        target = backend_of(
+            random_model(options, width), "random target", options.dtype, options.device
+        )
+        for layers in options.draft_layers:
+            done = len(rows) // WAYS + 1
+            end = begin + options.limit_seconds * done / pairs
+            rows += measure(target, width, layers, options, end)
+            write(target.info, rows)
+
+
+def arguments() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument(
-        "--draft-layers", default="3,4,6", type=lambda text: [int(one) for one in text.split(",")]
-    )
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--dtype", choices=["int8", "float32"], default="int8")
+    parser.add_argument("--draft-layers", default="3,4,6", type=numbers)
+    parser.add_argument("--widths", default="1024", type=numbers)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["int8", *DTYPES])
     parser.add_argument("--length", type=int, default=4, help="most drafted tokens of a pass")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall")
+    parser.add_argument("--limit-seconds", type=float, default=float("inf"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    options.dtype = options.dtype or ("int8" if options.device == "cpu" else "float16")
+    return options
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers between commas."""
+    return [int(one) for one in text.split(",")]
+
+
+def main() -> None:
+    """Measure, print and write the record."""
+    options = arguments()
     load = provenance.load()
-    torch.set_num_threads(1)
-    target = backend_of(model(options.layers, options.width), "random target", options.dtype)
-    rows = [one for layers in options.draft_layers for one in measure(target, layers, options)]
-    if options.json is not None:
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+
+    def write(info: Any, rows: list[Any]) -> None:
         record = {
-            **provenance.origin(target.info, load),
+            **provenance.origin(info, load),
             "clock": options.clock,
             "threads": {"target": 1, "draft": 1},
             "layers": options.layers,
-            "width": options.width,
+            "widths": options.widths,
             "length": options.length,
             "prompts": options.prompts,
             "tokens": options.tokens,
             "rows": rows,
         }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        if options.json is not None:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+    measure_all(options, write)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from benchmarks.head_runs import merged
 from benchmarks.heads import (
     NO_HEADS,
     TREES,
@@ -158,22 +159,26 @@ def test_the_time_is_shared_equally(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Inside:
-    """A scoring process, run in this one; the first takes a kind and never ends."""
+    """A scoring process, run in this one; the first takes a tree of a kind and never ends."""
 
-    asked: ClassVar[list[list[str]]] = []
+    made: ClassVar[list["Inside"]] = []
     killed: ClassVar[int] = 0
 
     def __init__(self, words: list[str]) -> None:
-        settings, _, alone = settings_of(words)
-        self.asked.append(alone)
+        self.settings, _, self.alone = settings_of(words)
+        self.first = not self.made
+        self.made.append(self)
         self.code: int | None = None
-        if len(self.asked) == 1:
-            assert heads.claimed(settings, alone[0])
-        else:
-            heads.score_all(alone, settings, lambda _: None, shared=True)
-            self.code = 0
+        # the model is loaded while the texts are written; nothing is scored before all is trained
+        assert not heads.trained_file(self.settings).is_file()
 
     def poll(self) -> int | None:
+        if heads.trained_file(self.settings).is_file():
+            if self.first:
+                heads.claimed(self.settings, "medusa", "chain of 4")
+            else:
+                heads.score_all(self.settings, lambda _: None, shared=True)
+                self.code = 0
         return self.code
 
     def kill(self) -> None:
@@ -197,13 +202,50 @@ def test_several_processes_score_and_the_limit_ends_them(
     monkeypatch.setattr(heads, "started", Inside)
     monkeypatch.setattr(heads, "WAIT", 0.0)
     settings, _, _ = settings_of(words.split())
-    left = iter([*[90_000.0] * 12, *[0.0] * 99])
-    monkeypatch.setattr(HeadsSettings, "left", property(lambda _: next(left)))
+    looked = 0
+
+    def left(_: HeadsSettings) -> float:
+        nonlocal looked
+        looked += heads.trained_file(settings).is_file()
+        return 90_000.0 if looked < 12 else 0.0
+
+    monkeypatch.setattr(HeadsSettings, "left", property(left))
     record = compare(settings, lambda _: None)
-    assert Inside.asked == [["medusa", "clover"]] * 2
+    assert [one.alone for one in Inside.made] == [True, True]
     assert [row["kind"] for row in record["rows"]] == ["clover"]
     assert record["missing"] == {"medusa": "unfinished"}
     assert Inside.killed == 1
+
+
+def test_rows_of_a_later_run_are_added_and_say_so() -> None:
+    def run(commit: str, scores: dict[str, float], missing: dict[str, str]) -> dict[str, Any]:
+        return {
+            "command": f"run {commit}",
+            "commit": commit,
+            "machine": {},
+            "model": {},
+            "texts": {},
+            "prompts": {"count": 8},
+            "target_passes_per_round": dict.fromkeys(scores, 1),
+            "rows": [{"kind": kind, "score": score} for kind, score in scores.items()],
+            "missing": missing,
+        }
+
+    first = run("a", {"eagle": 1.8, "medusa": 1.7}, {"owl": "unfinished", "moa": "unfinished"})
+    both = merged(first, run("b", {"eagle": 1.9, "owl": 1.5}, {"moa": "no time was left"}))
+    assert [(row["kind"], row["run"]) for row in both["rows"]] == [
+        ("eagle", 0),
+        ("medusa", 0),
+        ("owl", 1),
+    ]
+    assert [(row["kind"], row["score"]) for row in both["repeated"]] == [("eagle", 1.9)]
+    assert both["missing"] == {"moa": "no time was left"}
+    assert [one["commit"] for one in both["runs"]] == ["a", "b"]
+    assert both["commit"] == "a"
+    three = merged(both, run("c", {"moa": 1.4}, {}))
+    assert [row["run"] for row in three["rows"]] == [0, 0, 1, 2]
+    assert len(three["runs"]) == 3
+    assert not three["missing"]
 
 
 def test_all_kinds_of_heads_are_taken_unless_some_are_named(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Recipes that run on exact tables are enumerated here as they are named, with a draft model of its
 own table where they look for a trained one. The others have heads, layers or a checkpoint of their
-own; `ELSEWHERE` names the file that enumerates and breaks them.
+own: `test_literature_networks.py` asks the same of those that a tiny network is enough for, and
+`ELSEWHERE` names the file that enumerates and breaks the rest.
 """
 
 import copy
@@ -17,15 +18,17 @@ from sapwood.controllers.fixed import Fixed
 from sapwood.core.overlap import OverlapGauge
 from sapwood.core.protocols import TargetProbs
 from sapwood.core.rng import Rng
+from sapwood.core.sampling import Sampling
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Guarantee, Verdict
 from sapwood.drafters.compose.auto_draft_model import AutoDraftModel
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.heads.auto_head import AutoHead
 from sapwood.recipe import Recipe
-from sapwood.recipes import resolve
+from sapwood.recipes import multi_token, pipelines, resolve
 from sapwood.testing import law_error
-from tests.helpers.engine_rounds import same_on_24_prompts
+from tests.helpers import letter_grammar
+from tests.helpers.engine_rounds import make_text, rounds_until, same_on_24_prompts, tokens_of
 
 TESTS = Path(__file__).parents[1]
 PROMPT = (0, 1, 2, 0, 1)
@@ -48,13 +51,10 @@ ON_TABLES = [
     "respec",
     "cllm",
 ]
-# recipe -> file of its enumeration, its text on 24 prompts or more samplings, and its mutants
+NETWORKS = "recipes/test_literature_networks.py"
+# recipe -> file of its enumeration and its mutants
 ELSEWHERE = {
-    "three-model": "drafters/compose/test_cascade.py",
     "stand": "drafters/lookup/test_stand.py",
-    "draft-on-the-fly": "drafters/self/test_draft_on_the_fly.py",
-    "ppsd": "engine/test_pipeline.py",
-    "predictive": "engine/test_pipeline.py",
     "pass": "drafters/heads/test_mask_rows.py",
     "knows-the-future": "drafters/heads/test_gated_masks.py",
     "pard": "drafters/compose/test_pard.py",
@@ -64,11 +64,6 @@ ELSEWHERE = {
     "ppd": "drafters/heads/test_ppd.py",
     "diffuspec": "policies/test_causal_path.py",
     "falcon": "drafters/heads/test_falcon.py",
-    "amphista": "drafters/heads/test_text_layers.py",
-    "clover": "drafters/heads/test_text_layers.py",
-    "gumiho": "drafters/heads/test_text_layers.py",
-    "ctc": "drafters/heads/test_ctc.py",
-    "hidden-transfer": "drafters/heads/test_hidden_transfer.py",
     "moa": "drafters/heads/test_moa_glide.py",
     "glide": "drafters/heads/test_moa_glide.py",
     "cerberus": "drafters/heads/test_cerberus_owl.py",
@@ -114,6 +109,24 @@ def test_greedy_text_is_plain_decodings_on_24_prompts(name: str) -> None:
     same_on_24_prompts(ToyBackend("a", vocab=5), on_tables(name, 5), vocab=5)
 
 
+def test_stands_greedy_text_is_plain_decodings_on_24_prompts() -> None:
+    # of two tokens, and long enough to repeat itself: it drafts what it has seen
+    same_on_24_prompts(ToyBackend("a", vocab=2), resolve("stand"), count=14, vocab=2)
+
+
+def test_constrained_text_is_plain_decodings_under_the_grammar_on_24_prompts() -> None:
+    backend = ToyBackend("a", vocab=letter_grammar.SIZE)
+    sampling = Sampling(max_tokens=6, grammar=letter_grammar.pattern("(abc|cab)+"))
+    forced = 0
+    for seed in range(24):
+        prompt = make_text(3 + seed % 7, seed, letter_grammar.SIZE)
+        rounds = rounds_until(backend, resolve("constrained"), prompt, 6, sampling)
+        plain = rounds_until(backend, resolve("plain"), prompt, 6, sampling)
+        assert tokens_of(rounds)[:6] == tokens_of(plain)[:6]
+        forced += len(plain) - len(rounds)
+    assert forced > 24  # tokens that the grammar leaves no choice of are drafted
+
+
 @pytest.mark.parametrize("name", [name for name in ON_TABLES if name not in PIPELINES])
 def test_a_verifier_that_takes_a_drafted_token_unseen_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -139,3 +152,29 @@ def test_the_others_are_enumerated_and_broken_in_their_own_files(name: str, file
     text = (TESTS / file).read_text()
     assert re.search(r"<= (1e-12|EXACT)", text)
     assert re.search(r"> 1e-3|notice|mutant", text)
+
+
+# their greedy text on 24 prompts: every recipe of several tokens at once, and random heads
+TEXTS = {
+    "recipes/test_multi_token.py": {entry.name for entry in multi_token.ENTRIES},
+    "recipes/test_drafters.py": {"falcon", "moa", "glide", "cerberus", "owl", "dvi"},
+}
+
+
+def test_each_has_its_greedy_text_on_24_prompts() -> None:
+    here = {*ON_TABLES, "stand", "constrained"}
+    assert set(ELSEWHERE) - here - set().union(*TEXTS.values()) == set()
+    for file, names in TEXTS.items():
+        text = (TESTS / file).read_text()
+        assert "same_on_24_prompts(" in text
+        assert "multi_token.ENTRIES" in text or all(f'"{name}"' in text for name in names)
+
+
+def test_recipes_of_the_later_literature_are_in_one_list_or_the_other() -> None:
+    text = (TESTS / NETWORKS).read_text()
+    networks = set(re.findall(r'^    "([\w-]+)": "[\w-]*",$', text, re.MULTILINE))
+    families = (multi_token, pipelines)
+    names = {entry.name for family in families for entry in family.ENTRIES}
+    assert names <= {*ON_TABLES, *ELSEWHERE, *networks}
+    assert {"blockwise", "medusa2", "hass", "dvi"} <= networks
+    assert 'resolve("free")' in text  # lossy: it promises neither

@@ -110,11 +110,10 @@ ENTRIES = (
         "glide",
         "GLIDE with CaPE",
         "2402.02082",
-        "glide + cape + match + fixed(nodes=35, depth=5, width=7)",
+        "glide + cape + match + fixed(nodes=32, depth=4, width=8)",
         "glide",
         fidelity=SIMPLIFIED,
-        note="Keys and values of the target's last layer are computed again from its input, and "
-        "the ranges of confidence are recalled from the paper, not read.",
+        note="Keys and values of the target's last layer are computed again from its input.",
     ),
     NamedRecipe(
         "cerberus",

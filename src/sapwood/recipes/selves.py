@@ -67,13 +67,13 @@ ENTRIES = (
     ),
     NamedRecipe(
         "triforce",
-        "TriForce, its upper level",
+        "TriForce",
         "2404.11912",
-        "sparse-kv(recent=60, chosen=4032, chunk=8) + chain + match"
-        " + fixed(nodes=6, depth=6, width=1)",
+        "cascade(drafter=sparse-kv(recent=60, chosen=4032, chunk=8), guesser=auto-draft-model,"
+        " ahead=3) + chain + match + fixed(nodes=6, depth=6, width=1)",
         fidelity=SIMPLIFIED,
-        note="The upper level alone, without the small model below it; in int8 and on CUDA the "
-        "last keys are seen instead of retrieved chunks.",
+        note="The small model sees all of its keys and drafts three tokens at a time; in int8 and "
+        "on CUDA the target's last keys are seen instead of retrieved chunks.",
     ),
     NamedRecipe(
         "dvi",

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -107,6 +108,19 @@ def ticks() -> Callable[[], float]:
     return itertools.count().__next__
 
 
+@dataclass(frozen=True)
+class RememberedProbs(PathProbs):
+    """Probs of a tree on which many verdicts are given: computed once for each node."""
+
+    known: dict[int, FloatArray] = field(default_factory=dict)
+
+    def probs(self, node: int) -> FloatArray:
+        """Distribution of the next token after this node, [vocab]; the caller may change it."""
+        if node not in self.known:
+            self.known[node] = super().probs(node)
+        return self.known[node].copy()
+
+
 def first_round(
     target: Backend, recipe: Recipe, prompt: Sequence[int], sampling: Sampling
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -120,7 +134,7 @@ def first_round(
 
     for weight, (decoder, scores, rng) in outcomes(draft):
         request = RequestContext(prompt, decoder.sampler, decoder.session)
-        probs = PathProbs(decoder.tree, scores, decoder.sampler)
+        probs = RememberedProbs(decoder.tree, scores, decoder.sampler)
         with closing(decoder):
             for chance, verdict in outcomes(partial(verify, decoder, probs, request), rng.places):
                 outcome = Outcome(decoder.grown, decoder.tree, verdict, scores, len(prompt))

@@ -354,13 +354,12 @@ def test_an_exit_shares_the_targets_weights(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @each_draw_kind
-@pytest.mark.parametrize(
-    ("kind", "draft_vocab"),
-    [("early-exit", 2), ("parallel", 3), ("parallel", 2), ("recurrent", 3), ("recurrent", 2)],
-)
+@pytest.mark.parametrize("kind", ["early-exit", "parallel", "recurrent"])
 def test_the_law_is_the_targets(
-    kind: str, draws: Draw, policy: Any, verifier: Any, rounds: int, draft_vocab: int
+    kind: str, draws: Draw, policy: Any, verifier: Any, rounds: int
 ) -> None:
+    # a head that knows all three tokens, or two of them, by turns
+    draft_vocab = 2 if kind == "early-exit" or draws in (Draw.IID, Draw.SWOR) else 3
     drafter = make(kind, make_head(kind, vocab=3, draft_vocab=draft_vocab), draws)
     recipe = Recipe(drafter, policy, verifier, Fixed(nodes=4, depth=2, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)

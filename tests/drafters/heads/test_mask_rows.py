@@ -10,6 +10,7 @@ import torch
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Draw
+from sapwood.drafters.compose import draft_model
 from sapwood.drafters.heads.mask_rows import MaskedChain, MaskRows
 from sapwood.errors import SapwoodError
 from sapwood.heads.files import load, save
@@ -23,7 +24,7 @@ from sapwood.verifiers.match import Match
 from sapwood.verifiers.speculative import Speculative
 from tests.helpers import tiny_models
 from tests.helpers.engine_rounds import make_text, rounds_until
-from tests.helpers.head_checks import law_off
+from tests.helpers.head_checks import law_off, misstated
 from tests.helpers.head_training import batch_of, corpus, teacher
 
 ROWS = 3
@@ -92,6 +93,14 @@ def test_rows_that_stay_in_the_cache_would_be_noticed() -> None:
 def test_the_law_is_the_targets(draws: Draw, policy: Any, verifier: Any) -> None:
     drafter = MaskRows(head=make_head(3, 2), draws=draws)
     assert law_off(drafter, policy, verifier, 1) <= 1e-12
+
+
+def test_a_mutant_that_states_another_law_than_it_draws_from_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_model, "propose", misstated)
+    drafter = MaskRows(head=make_head(3, 2), draws=Draw.IID)
+    assert law_off(drafter, Chain(), Speculative(), 1) > 1e-3
 
 
 def test_training_moves_the_rows_alone_and_lowers_the_loss(tmp_path: Path) -> None:

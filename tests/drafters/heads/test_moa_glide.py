@@ -279,4 +279,4 @@ def test_glide_refuses_other_layers(family: str, reason: str) -> None:
 def test_cape_adds_candidates_where_the_drafter_is_unsure() -> None:
     policy = Cape()
     policy.widths_ = policy.greedy
-    assert [policy._width(prob) for prob in (0.9, 0.7, 0.5, 0.2)] == [1, 3, 5, 7]
+    assert [policy._width(prob) for prob in (0.9, 0.7, 0.5, 0.2)] == [2, 4, 6, 8]

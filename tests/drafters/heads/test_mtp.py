@@ -20,6 +20,7 @@ from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import EngineContext
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Draw
+from sapwood.drafters.compose import draft_model
 from sapwood.drafters.compose.merge import Merge
 from sapwood.drafters.heads.mtp import Mtp
 from sapwood.drafters.lookup.suffix import Suffix
@@ -38,6 +39,7 @@ from sapwood.verifiers.rrs import Rrs
 from sapwood.verifiers.speculative import Speculative
 from tests.helpers import mtp_checkpoints, tiny_models
 from tests.helpers.engine_rounds import make_text, rounds_until, same_on_24_prompts, tokens_of
+from tests.helpers.head_checks import misstated
 
 each_layout = pytest.mark.parametrize("layout", mtp_checkpoints.LAYOUTS)
 WIDE = Fixed(nodes=12, depth=3, width=3)
@@ -190,6 +192,17 @@ def test_long_prompts_are_read_in_pieces_and_a_window_cuts_them() -> None:
 def test_the_law_is_the_targets(
     draws: Draw, policy: Any, verifier: Any, rounds: int, tmp_path: Path
 ) -> None:
+    assert error_of(draws, policy, verifier, rounds, tmp_path) <= 1e-12
+
+
+def test_a_mutant_that_states_another_law_than_it_draws_from_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model, "propose", misstated)
+    assert error_of(Draw.IID, Chain(), Speculative(), 1, tmp_path) > 1e-3
+
+
+def error_of(draws: Draw, policy: Any, verifier: Any, rounds: int, tmp_path: Path) -> float:
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     folder = mtp_checkpoints.write("qwen", tmp_path, vocab_size=3, **special)
     model = read_quietly(folder, "three tokens", torch.device("cpu"), torch.float64)
@@ -198,8 +211,7 @@ def test_the_law_is_the_targets(
     target.info = replace(target.info, provides=target.info.provides | {"mtp"})
     recipe = Recipe(Mtp(draws=draws), policy, verifier, Fixed(nodes=4, depth=2, width=2))
     sampling = Sampling(temperature=1.3, max_tokens=3)
-    error = law_error(recipe, target, sampling, rounds=rounds, horizon=2)
-    assert error <= 1e-12
+    return law_error(recipe, target, sampling, rounds=rounds, horizon=2)
 
 
 # --------------------------------------------------------------------------------------- refusals

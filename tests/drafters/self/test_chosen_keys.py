@@ -22,6 +22,9 @@ from sapwood.backends.torch.kv_slots import KvSlots
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import Tree
+from sapwood.drafters.compose.auto_draft_model import AutoDraftModel
+from sapwood.drafters.compose.cascade import Cascade
+from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.self.sparse_kv import SparseKv
 from sapwood.errors import SapwoodError
 from sapwood.policies.chain import Chain
@@ -214,8 +217,38 @@ def test_the_text_is_plain_decodings(chunk: int, temperature: float) -> None:
     assert ours == tokens_of(rounds_until(target("stock"), PLAIN, TEXT, 24, sampling))[:24]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_small_model_below_saves_passes_over_chosen_keys_and_changes_no_draft(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = Sampling(max_tokens=40, temperature=temperature)
+    upper = SparseKv(sinks=2, recent=6, chosen=8, chunk=4)
+    lower = DraftModel(model=target("stock"))  # is right now and then
+    calls: list[int] = []
+    expand = SparseKv.expand
+
+    def counted(self: SparseKv, *given: Any) -> None:
+        calls.append(1)  # a pass of the upper level
+        expand(self, *given)
+
+    monkeypatch.setattr(SparseKv, "expand", counted)
+    found = []
+    passes = []
+    for drafter in (upper, Cascade(drafter=upper, guesser=lower, ahead=3)):
+        calls.clear()
+        recipe = Recipe(drafter, Chain(), Match(), Fixed(6, 6, 1))
+        rounds = rounds_until(target("stock"), recipe, TEXT, 24, sampling)
+        found.append([outcome.tree.tokens.tolist() for outcome in rounds])
+        passes.append(len(calls))
+    assert found[0] == found[1]
+    assert passes[1] < passes[0]
+
+
 def test_the_recipes_choose_as_their_papers_do() -> None:
-    triforce, magic = resolve("triforce").drafter, resolve("sparse-kv").drafter
+    two_levels, magic = resolve("triforce").drafter, resolve("sparse-kv").drafter
+    assert isinstance(two_levels, Cascade)
+    assert isinstance(two_levels.guesser, AutoDraftModel)  # a small model drafts for the target
+    triforce = two_levels.drafter
     assert isinstance(triforce, SparseKv)
     assert isinstance(magic, SparseKv)
     assert (triforce.chunk, triforce.sinks + triforce.recent + triforce.chosen) == (8, 4096)
