@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,13 @@ TITLES = {
     "cpu-peers.json": "Engines side by side on a CPU",
     "cpu-serving.json": "Many requests at a time on a CPU",
     evidence.OWN_MODEL: "Models without a head",
+    evidence.FOUR_BITS: "Four bits on a CPU",
     "deadline.json": "A deadline per token",
     "overlap.json": "Drafting beside the pass",
+    evidence.GPU_OVERLAP: "Drafting beside the pass on a GPU",
     "gpu-h200.json": "Decoding on a GPU",
     "gpu-serving.json": "Many requests at a time on a GPU",
+    evidence.GPU_ROUNDS: "Rounds on the device",
     "cpu-heads-60-nodes.json": "Sixty nodes for every recipe",
     "methods.json": "Every recipe",
     "gpu-methods.json": "Every recipe on a GPU",
@@ -86,10 +90,13 @@ ABOUT = {
     "cpu-peers.json": "SmolLM2-135M, int8; **the figure that other pages quote for a CPU**",
     "cpu-serving.json": "SmolLM2-135M, int8, requests that share passes",
     evidence.OWN_MODEL: "int8 models without a trained head, by kind of prompt and by load",
+    evidence.FOUR_BITS: "4-bit GGUF files, int4 beside int8 and llama.cpp",
     "deadline.json": "SmolLM2-135M, int8, requests that arrive at a rate that doubles",
-    "overlap.json": "random models, float32: seconds per token of a draft beside the pass",
+    "overlap.json": "random models, int8: seconds per token of a draft beside the pass",
+    evidence.GPU_OVERLAP: "the same in float16, on two streams of one device",
     "gpu-h200.json": "SmolLM2-135M, float16; **the figure that other pages quote for a GPU**",
     "gpu-serving.json": "SmolLM2-135M, float16, requests that share passes, prefill included",
+    evidence.GPU_ROUNDS: "SmolLM2-135M, float16, rounds that need no host, by their shape",
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
     "gpu-methods.json": "short built-in prompts for each recipe, float16",
@@ -187,9 +194,16 @@ def gain(name: str, record: Record) -> str:
     if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
         return ""
     if name == evidence.OWN_MODEL:
-        speeds = [row["speedup"]["mean"] for row in record["rows"].values()]
+        rows = [row for row in record["rows"].values() if row["recipe"] == "auto"]
+        speeds = [row["speedup"]["mean"] for row in rows]
         return f"{min(speeds):.2f} to {max(speeds):.2f} by group"
-    if name in ("cpu-remote.json", "fleet.json"):  # no `auto` against plain in it
+    if name == evidence.FOUR_BITS:
+        return evidence.four_bits_gain(record)
+    if name in (
+        "cpu-remote.json",
+        "fleet.json",
+        evidence.GPU_ROUNDS,
+    ):  # no `auto` against plain in it
         return ""
     if "speedups" in record:
         runs = record["speedups"]["auto"]
@@ -456,7 +470,29 @@ def heads_section(record: Record) -> Iterator[str]:
     )
     left = [f"`{kind}` ({reason})" for kind, reason in record.get("missing", {}).items()]
     text += f" Without a row: {', '.join(left)}." if left else ""
-    yield section(TITLES[figures.HEADS], text, figures.head_kinds(), record["command"])
+    text += later_runs(record)
+    commands = [run["command"] for run in record.get("runs", [record])]
+    yield section(TITLES[figures.HEADS], text, figures.head_kinds(), "\n".join(commands))
+
+
+def later_runs(record: Record) -> str:
+    """Sentences about the runs after the first one of a record of heads, and what both scored."""
+    largest = list(record["trees"])[-1]
+    first = {row["kind"]: row["tokens_per_pass"][largest] for row in record["rows"]}
+    made = ""
+    for number, run in enumerate(record.get("runs", [])[1:], 2):
+        made += (
+            f" Run {number}: commit {run['commit']}, {run['texts']['answer_tokens']:,} tokens, "
+            f"{run['prompts']['count']} prompts of {run['settings']['max_tokens']} tokens"
+        )
+        again = [row for row in record["repeated"] if row["run"] == number - 1]
+        both = [
+            f"`{row['kind']}` makes {row['tokens_per_pass'][largest]:.2f} tokens per pass there, "
+            f"{first[row['kind']]:.2f} in the first run"
+            for row in again
+        ]
+        made += f"; {', '.join(both)}." if both else "."
+    return made
 
 
 def gpu_methods_section(record: Record) -> Iterator[str]:
@@ -682,8 +718,11 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.DIRECTIONS: evidence.directions_section,
     evidence.LONG: evidence.long_section,
     evidence.OWN_MODEL: evidence.own_model_section,
+    evidence.FOUR_BITS: evidence.four_bits_section,
     evidence.DEADLINE: evidence.deadline_section,
     evidence.OVERLAP: evidence.overlap_section,
+    evidence.GPU_ROUNDS: evidence.rounds_section,
+    evidence.GPU_OVERLAP: partial(evidence.overlap_section, name=evidence.GPU_OVERLAP),
     "cpu-peers.json": engines_section,
     "cpu-pair.json": pair_section,
     "guest-vllm.json": guest_section,

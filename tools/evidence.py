@@ -16,8 +16,11 @@ DIRECTIONS = "directions.json"
 LONG = "long-context.json"
 GPU_TEMPERATURE = "gpu-temperature.json"
 OWN_MODEL = "own-model.json"
+FOUR_BITS = "four-bits.json"
 DEADLINE = "deadline.json"
 OVERLAP = "overlap.json"
+GPU_OVERLAP = "gpu-overlap.json"
+GPU_ROUNDS = "gpu-rounds.json"
 TREES = {
     "two": "2 children",
     "four": "4 children",
@@ -53,7 +56,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def command_of(record: Record, name: str) -> str:
     """The command of a record, without how its time was cut into pieces."""
-    kept = re.sub(r" --(seconds|threads) \S+", "", record["command"])
+    kept = re.sub(r" --(seconds|threads|groups|at-once) \S+", "", record["command"])
     return re.sub(r"--json \S+", f"--json {RESULTS}/{name}", kept)
 
 
@@ -61,7 +64,8 @@ def place(record: Record) -> str:
     """Model, machine and commit as text."""
     model, machine = record["model"], record["machine"]
     return (
-        f"{model['name']}, {model['dtype']} on {model['device']}; {machine['cpu']}, commit "
+        f"{model['name']}, {model['dtype']} on {model['device']}; "
+        f"{machine.get('gpu') or machine['cpu']}, commit "
         f"{record['commit']}"
     )
 
@@ -97,16 +101,30 @@ def recipes_by_temperature(record: Record) -> str:
             found.setdefault(row["recipe"], {})[row["temperature"]] = row
     heats = sorted({heat for rows in found.values() for heat in rows})
     order = sorted(found, key=lambda name: -max(row["speedup"] for row in found[name].values()))
-    rows = [[f"`{name}`", *(pace(found[name].get(heat)) for heat in heats)] for name in order]
+    counts = {heat: row["prompts"] for heat, row in found.get("plain", {}).items()}
+    rows = [
+        [f"`{name}`", *(pace(found[name].get(heat), counts.get(heat, 0)) for heat in heats)]
+        for name in order
+    ]
     return markdown(["recipe", *(f"T = {heat:g}" for heat in heats)], rows)
 
 
-def pace(row: Record | None) -> str:
-    """Tokens per pass, and the speedup with its interval."""
+def pace(row: Record | None, prompts: int) -> str:
+    """Tokens per pass, speedup and tokens per second with their intervals, and fewer prompts."""
     if row is None:
         return ""
-    interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
-    return f"{row['tokens_per_pass']:.2f}; {row['speedup']:.2f} ({interval})"
+    fewer = f"; {row['prompts']} prompts" if row["prompts"] < prompts else ""
+    cells = [
+        f"{row['tokens_per_pass']:.2f} ({between(row, 'tokens_per_pass', 2)})",
+        f"**{row['speedup']:.2f}** ({between(row, 'speedup', 2)})",
+        f"{row['tokens_per_second']:.0f} / s ({between(row, 'tokens_per_second', 0)})",
+    ]
+    return f"{'; '.join(cells)}{fewer}"
+
+
+def between(row: Record, name: str, digits: int) -> str:
+    """The bounds of a number of a row."""
+    return f"{row[f'{name}_low']:.{digits}f} to {row[f'{name}_high']:.{digits}f}"
 
 
 def recipe_temperature_section(record: Record, name: str = GPU_TEMPERATURE) -> Iterator[str]:
@@ -119,7 +137,8 @@ def recipe_temperature_section(record: Record, name: str = GPU_TEMPERATURE) -> I
     }
     asked = ", ".join(f"{count} prompts at {heat:g}" for heat, count in sorted(counts.items()))
     text = (
-        f"Tokens per pass; times as fast as plain decoding, with the 95 % interval over prompts. "
+        f"Tokens per pass; times as fast as plain decoding of the same prompts; tokens per second; "
+        "each with its 95 % interval over prompts. A recipe that took long decoded fewer of them. "
         f"{asked} of {suite['name']}, up to {suite['max_tokens']} tokens each; "
         f"{record['model']['dtype']}, {machine.get('gpu') or machine['cpu']}, commit "
         f"{record['commit']}. File: [{name}](../{RESULTS}/{name})."
@@ -335,15 +354,54 @@ def own_model_section(record: Record) -> Iterator[str]:
     machine = record["machine"]
     again = [row["plain against itself"] for row in record["rows"].values()]
     text = (
-        "`auto` against plain decoding of the same loaded model, without a trained head unless "
-        "said: medians of the ratios of single prompts or batches, each between two runs of plain "
-        "decoding, with 95 % bootstrap intervals; prefill is not timed. The same ratio of the two "
-        f"runs of plain decoding, which noise alone makes, is {min(again):.2f} to {max(again):.2f} "
-        f"by group. A speedup was printed for {told['printed']} of {told['prompts']} answers and "
-        f"was off by {told['mean error']:.0%} on average. {machine['cpu']}, {machine['threads']} "
-        f"threads, commit {record['commit']}. File: [{OWN_MODEL}](../{RESULTS}/{OWN_MODEL})."
+        "`auto`, or a recipe with a fixed tree where it is named, against plain decoding of the "
+        "same loaded model, without a trained head unless said. Steps of the recipes take turns. "
+        "Medians of the ratios of single prompts, or of stretches of decoding so many requests at "
+        "once, with 95 % bootstrap intervals; steps with prefill are not timed. The ratio of every "
+        "other step of plain decoding to the steps between, which noise alone makes, is "
+        f"{min(again):.2f} to {max(again):.2f} by group. A speedup was printed for "
+        f"{told['printed']} of {told['prompts']} answers and was off by {told['mean error']:.0%} "
+        f"on average. {machine['cpu']}, {machine['threads']} threads, commit {record['commit']}. "
+        f"File: [{OWN_MODEL}](../{RESULTS}/{OWN_MODEL})."
     )
     yield titled("Models without a head", text, own_model_table(record), record, OWN_MODEL)
+
+
+# ------------------------------------------------------------------------------------- four bits
+FOUR_BIT_RATIOS = (
+    "int4 over int8",
+    "plain over llama.cpp",
+    "auto over llama.cpp",
+    "auto over plain",
+)
+
+
+def four_bits_gain(record: Record) -> str:
+    """Speedups of `auto` over plain decoding in int4."""
+    gains = [row["auto over plain"]["mean"] for row in record["files"].values()]
+    return f"{min(gains):.2f} to {max(gains):.2f} in int4"
+
+
+def four_bits_section(record: Record) -> Iterator[str]:
+    """4-bit files in int4, in int8 and in llama.cpp, for the page of benchmarks."""
+    rows = []
+    for file, found in record["files"].items():
+        cells = [f"{found['ms per token']['int4 plain']:.2f}"]
+        for name in FOUR_BIT_RATIOS:
+            speed = found[name]
+            cells.append(f"{speed['mean']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})")
+        rows.append([file, *cells])
+    settings, machine = record["settings"], record["machine"]
+    text = (
+        "GGUF files with 4-bit weights, one request, greedy, without a trained head: plain "
+        "decoding in int4 (ms per token), against int8 and against llama.cpp on the same file, and "
+        f"`auto` in int4. Engines in processes of their own take turns of {settings['turn']} "
+        "tokens; ratios of medians with 95 % bootstrap intervals over rounds of turns. "
+        f"{machine['cpu']}, {settings['threads']} threads, commit {record['commit']}. "
+        f"File: [{FOUR_BITS}](../{RESULTS}/{FOUR_BITS})."
+    )
+    heads = ["file", "int4, ms", *FOUR_BIT_RATIOS]
+    yield titled("Four bits on a CPU", text, markdown(heads, rows), record, FOUR_BITS)
 
 
 # ------------------------------------------------------------------------- deadline and overlap
@@ -394,26 +452,65 @@ def span_of(rows: Sequence[Record], key: str, bound: float) -> str:
     )
 
 
-def overlap_section(record: Record) -> Iterator[str]:
+def rounds_section(record: Record) -> Iterator[str]:
+    """Rounds that run on the device, for the page of benchmarks."""
+    columns = ("round_ms", "launch_ms", "wait_ms", "draft_ms")
+    rows = [
+        [
+            f"{row['requests']:.1f}",
+            str(row["nodes"]),
+            str(row["depth"]),
+            f"{row['prefill']:.0f}",
+            f"{row['tokens']:.2f}",
+            *(f"{row[name]:.2f}" for name in columns),
+            f"{1e3 * row['requests'] * row['tokens'] / row['round_ms']:,.0f}",
+        ]
+        for row in record["rounds"]
+    ]
+    served = ", ".join(
+        f"{row['tokens_per_second']:,.0f} with {row['level']} at a time"
+        for row in record["rows"]
+        if row["recipe"] == "plain"
+    )
+    text = (
+        "Rounds of several requests that the device runs by itself, by shape: means over all of a "
+        "shape in the run, those of its warm-up too. `launch` is the host's time to launch a round,"
+        " `wait` that until its verdicts are there, `draft` the device's time for the trees. The "
+        "last column is what such rounds alone would make; plain decoding, prefill included, made "
+        f"{served} in the same run. The whole run of `auto` was slower than plain decoding: shapes "
+        "were compiled in the middle of it, which rounds have avoided since, and it rested then. "
+        f"{place(record)}. File: [{GPU_ROUNDS}](../{RESULTS}/{GPU_ROUNDS})."
+    )
+    heads = ["requests", "nodes", "depth", "prompt rows", "tokens / request", "round, ms"]
+    shown = markdown([*heads, "launch, ms", "wait, ms", "draft, ms", "tokens / s"], rows)
+    yield titled("Rounds on the device", text, shown, record, GPU_ROUNDS)
+
+
+def overlap_section(record: Record, name: str = OVERLAP) -> Iterator[str]:
     """Drafts beside the target's pass, for the page of benchmarks."""
     rows = [
         [
+            str(row.get("width", record.get("width"))),
             f"{row['draft_pass_over_target_pass']:.2f}",
             f"`{row['way']}`",
             f"{row['over_chain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
             f"{row['tokens_per_pass']:.2f}",
             f"{row['waste']:.0%}",
-            f"{row['same_text']}/{record['prompts']}",
+            f"{row['same_text']}/{row.get('prompts', record['prompts'])}",
         ]
         for row in record["rows"]
     ]
+    on_gpu = name == GPU_OVERLAP
+    apart = "on a stream of its own" if on_gpu else "in a thread"
+    each = "two streams of one device" if on_gpu else "one thread each"
     text = (
-        f"A draft model in a thread beside the target's pass, one thread each: seconds per token "
+        f"A draft model {apart} beside the target's pass, {each}: seconds per token "
         f"over those of the same chain of {record['length']} tokens drafted first, mean and 95 % "
-        f"interval over {record['prompts']} prompts of {record['tokens']} tokens, in turns. The "
-        f"target has {record['layers']} random layers of width {record['width']}, the draft model "
+        f"interval over {record['prompts']} prompts of {record['tokens']} tokens at most, in turns."
+        f" The target has {record['layers']} random layers, the draft model "
         "is its first layers; `pearl, measured` is the recipe, which rests where overlap does not "
-        f"pay. {place(record)}. File: [{OVERLAP}](../{RESULTS}/{OVERLAP})."
+        f"pay. {place(record)}. File: [{name}](../{RESULTS}/{name})."
     )
-    heads = ["draft pass / pass", "way", "over the chain", "tokens / pass", "waste", "same text"]
-    yield titled("Drafting beside the pass", text, markdown(heads, rows), record, OVERLAP)
+    heads = ["width", "draft pass / pass", "way", "over the chain", "tokens / pass", "waste"]
+    title = "Drafting beside the pass on a GPU" if on_gpu else "Drafting beside the pass"
+    yield titled(title, text, markdown([*heads, "same text"], rows), record, name)

@@ -433,8 +433,10 @@ def head_kinds() -> str:
         cells = [f"{row['parameters'] / 1e6:.1f}{extra}", f"{row['bytes'] / 1e6:.1f}"]
         cells += [f"{row['minutes']:.2f}", f"{row['steps']:,}"]
         cells += [f"{row['tokens_per_pass'][tree]:.2f}" for tree in trees]
+        cells += [str(1 + row["run"])] if "runs" in record else []
         rows.append([f"`{row['kind']}`", *cells])
-    made = markdown(["kind", "million weights", "MB", "minutes", "steps", *trees], rows)
+    run = ["run"] if "runs" in record else []
+    made = markdown(["kind", "million weights", "MB", "minutes", "steps", *trees, *run], rows)
     if not (ROOT / "docs/pictures/head-curves.svg").is_file():
         return made
     return f"{made}\n![how the kinds of heads learn](pictures/head-curves.svg)\n"

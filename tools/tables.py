@@ -137,6 +137,7 @@ CHANGED: dict[str, str | None] = {
     "early-exit": None,
     "tapout": None,
     "cas-spec": None,
+    "triforce": None,
     "medusa": None,
     "medusa-typical": None,
     "hydra": None,

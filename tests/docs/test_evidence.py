@@ -109,3 +109,32 @@ def test_commands_are_shown_without_how_their_time_was_cut(records: Path) -> Non
     assert section.startswith("## Adaptive rules on and off\n")
     [section] = evidence.temperature_section(TEMPERATURE)
     assert "at 4 places of each of 3 prompts of s.jsonl" in section
+
+
+def speed_row(recipe: str, temperature: float, prompts: int, speedup: float) -> dict[str, Any]:
+    row: dict[str, Any] = {"recipe": recipe, "category": "all", "temperature": temperature}
+    row |= {"prompts": prompts, "skipped": None, "departure": None}
+    values = {"tokens_per_pass": 2.0, "speedup": speedup, "tokens_per_second": 100 * speedup}
+    for name, value in values.items():
+        row |= {name: value, f"{name}_low": 0.9 * value, f"{name}_high": 1.1 * value}
+    return row
+
+
+def test_recipes_by_temperature_show_intervals_and_how_many_prompts() -> None:
+    rows = [
+        speed_row("plain", 0.0, 4, 1.0),
+        speed_row("plain", 1.0, 4, 1.0),
+        speed_row("block", 0.0, 4, 2.0),
+        speed_row("block", 1.0, 2, 1.5),
+        speed_row("swift", 0.0, 1, 0.5),
+    ]
+    lossy = {**speed_row("free", 0.0, 4, 9.0), "departure": 0.1}
+    left_out = {**speed_row("clover", 0.0, 0, 9.0), "skipped": "not shipped"}
+    table = evidence.recipes_by_temperature({"rows": [*rows, lossy, left_out]}).splitlines()
+    assert table[0] == "| recipe | T = 0 | T = 1 |"
+    assert [line.split("`")[1] for line in table[2:]] == ["block", "plain", "swift"]
+    assert table[2].split(" | ")[1] == (
+        "2.00 (1.80 to 2.20); **2.00** (1.80 to 2.20); 200 / s (180 to 220)"
+    )
+    assert table[2].endswith("150 / s (135 to 165); 2 prompts |")
+    assert table[4].endswith("; 1 prompts |  |")
