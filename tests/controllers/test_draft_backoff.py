@@ -56,3 +56,11 @@ def test_nothing_is_drafted_where_a_node_costs_a_token(row: float, drafts: bool)
     controller.join(BatchLoad(trees=4, rows=3, rate=4.0))
     assert (controller.budget().nodes > 0) is drafts
     assert (controller.resting == 0) is drafts  # a device may run ahead meanwhile
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_request_in_a_pause_still_plans_the_trees_of_all(alike: bool) -> None:
+    controller = begin(Goodput(nodes=8), CostModel([1, 64], [0], [[1.0, 1.0]]))
+    controller.join(BatchLoad(trees=4, rows=3, rate=4.0, alike=alike))
+    controller.backoff_.observe(-2 * LOSS)
+    assert (controller.budget().nodes > 0) is alike

@@ -117,11 +117,14 @@ class Goodput(ThroughputController):
         return self.budget_
 
     def _budget(self) -> Budget:
-        if self.stats.rest > 0 or (self.batch_load_.trees > 1 and self.backoff_.pauses()):
+        load = self.batch_load_
+        # what one request has lost says nothing of trees that it plans for all
+        apart = load.trees > 1 and not load.alike
+        if self.stats.rest > 0 or (apart and self.backoff_.pauses()):
             return NO_NODES
         if self.stats.probes():
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
-        others = self.batch_load_.rows
+        others = load.rows
         # seconds by rows, the root alone first
         line = self.cost.line(others + self.nodes + 1, self.context_)[others:]
         # rows that are verified before the host is ready again cost nothing

@@ -234,6 +234,7 @@ class BatchLoad:
     trees: int = 1  # requests with a tree, this one included
     rows: int = 0  # of all others: roots, nodes of their last trees, prompts in prefill
     rate: float = 0.0  # recent tokens per second of all of them; 0 when unknown
+    alike: bool = False  # this request plans the trees of all, which have one shape
 
 
 ALONE = BatchLoad()

@@ -190,7 +190,8 @@ class RoundsAhead:
         request = requests[self._rounds % len(requests)]
         count = len(requests)
         each = 1 + (self._plan.nodes if self._plan is not None else SIZES[0])
-        shape = request.running.plan_round(BatchLoad(count, (count - 1) * each, self._rate()))
+        load = BatchLoad(count, (count - 1) * each, self._rate(), alike=True)
+        shape = request.running.plan_round(load)
         if shape is None:
             raise NoRound
         if not request.priced:
