@@ -5,13 +5,16 @@ import pytest
 import torch
 
 from sapwood.backends.torch.cpu_int8 import int8_gemm
-from sapwood.backends.torch.cpu_int8.block_gemm import group_products
+from sapwood.backends.torch.cpu_int8.block_gemm import group_products, put_groups
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, FloatBlocks
 from sapwood.backends.torch.cpu_int8.block_quant import to_eight, to_four
 from sapwood.backends.torch.cpu_int8.block_tile import (
     BLOCK_TILE,
     FORMS,
     GROUP,
+    LOW_BITS,
+    RECORD,
+    ROW_LINES,
 )
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear
 from sapwood.core.array_types import FloatArray
@@ -67,14 +70,39 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(form: int) -> None:
     assert not alone[5].any()
 
 
+@pytest.mark.parametrize(
+    ("outlier", "bound"),
+    [(1.0, 1e-2), (1000.0, 1e-4)],
+    ids=["alike", "one element leads"],
+)
 @pytest.mark.parametrize("form", FORMS)
-def test_rounding_rows_loses_next_to_nothing(form: int) -> None:
+def test_rounding_rows_loses_next_to_nothing(form: int, outlier: float, bound: float) -> None:
     given = random_strip(form, 32, 4)
     rows = np.random.default_rng(1).normal(size=(5, 128)).astype(np.float32)
+    rows[:, 70] *= outlier  # of a row with one, that element's group has most of the error
     want = rows.astype(np.float64) @ given.exact().astype(np.float64).T
     error = np.abs(group_products(packed_blocks(given), rows) - want)
     size = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(given.exact(), axis=1)
-    assert (error / size).max() < 1e-4  # with 8 bits it would be 1e-2
+    assert (error / size).max() < bound
+
+
+def test_groups_with_a_large_element_have_low_parts() -> None:
+    row = np.random.default_rng(1).normal(size=128).astype(np.float32)
+    row[:32] /= np.abs(row[:32]).max()
+    row[40] = 30.0
+    row[100] = -20.0
+    out = np.full((ROW_LINES, 128), 7, np.uint8)
+    put_groups(row, out)
+    marks = out[2, : 4 * RECORD].view(np.int32).reshape(4, -1)
+    assert marks[:, 3].tolist() == [0, 1, 0, 1]
+    high, low = (out[line].view(np.int8).astype(np.int32).reshape(4, 32) for line in (0, 1))
+    assert (low.any(1) == marks[:, 3]).all()
+    whole = (high << LOW_BITS) + low
+    assert (marks[:, 2] == -whole.sum(1)).all()
+    steps = marks[:, 0].copy().view(np.float32)
+    levels = np.where(marks[:, 3], 1 << LOW_BITS, 1)
+    error = np.abs(whole * steps[:, None] - row.reshape(4, 32)).max(1)
+    assert (error <= 0.5001 * steps * (1 << LOW_BITS) / levels).all()
 
 
 def test_an_outlier_costs_its_own_group_only() -> None:

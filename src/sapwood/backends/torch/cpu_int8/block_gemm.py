@@ -1,7 +1,7 @@
 """Matrix products with weights in groups of 32 inputs: 4-bit blocks of GGUF files stay so.
 
-A row is quantised in groups of 32 too, to 15 bits, each with its own scale; 8 bits would change
-the perplexity. Sums within a group are sums of integers; groups are added in order in float32,
+A row is quantised in groups of 32 too, each with its own scale: to 15 bits where one element leads,
+which 8 bits would round its neighbours by, else to 8. Sums within a group are sums of integers; groups are added in order in float32,
 whatever the other rows are, so a row's outputs are the same bits in every pass.
 """
 
@@ -19,6 +19,7 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     LOW_BITS,
     MIN4,
     PAIR,
+    RECORD,
     ROW_LINES,
     SIGNED4,
     SPAN,
@@ -30,11 +31,13 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
 )
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, integers_at
 from sapwood.backends.torch.cpu_int8.pointwise import GRID, F, compiled
-from sapwood.backends.torch.cpu_int8.simd import peak, split_to
+from sapwood.backends.torch.cpu_int8.simd import peak, power, split_to
 from sapwood.backends.torch.cpu_int8.thread_team import address, aligned
 from sapwood.core.array_types import FloatArray
 
 LEVELS = GRID << LOW_BITS  # largest integer of a row
+# largest element of a group over the row's root mean square up to which 8 bits do
+PEAK = 4.0
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Halves = np.ndarray[Any, np.dtype[np.float16]]
 
@@ -147,29 +150,34 @@ def put_groups(row: Any, out: Any) -> None:
     inputs = row.shape[0]
     high = out[0].view(np.int8)
     low = out[1].view(np.int8)
-    sums = out[2, : 3 * 4 * (high.shape[0] // GROUP)].view(np.int32)
-    floats = sums.view(np.float32)
+    marks = out[2, : high.shape[0] // GROUP * RECORD].view(np.int32)
+    floats = marks.view(np.float32)
+    fields = RECORD // 4
+    bound = F(PEAK) * np.sqrt(power(row.ctypes.data, inputs) / F(inputs))
     end = -(-inputs // PAIR) * PAIR
     for group in range(end // GROUP):
         start = group * GROUP
         count = min(GROUP, max(inputs - start, 0))
         largest = peak(row.ctypes.data + 4 * start, count)
-        back = F(LEVELS) / largest if largest > F(0.0) else F(0.0)
+        fine = largest > bound
+        bits = np.int32(LOW_BITS if fine else 0)
+        back = F(GRID << bits) / largest if largest > F(0.0) else F(0.0)
         total = split_to(
             row.ctypes.data + 4 * start,
             count,
             back,
             high.ctypes.data + start,
             low.ctypes.data + start,
-            np.int32(LOW_BITS),
-        )
+            bits,
+        ) << (np.int32(LOW_BITS) - bits)
         for i in range(start + count, start + GROUP):
             high[i] = 0
             low[i] = 0
         step = largest / F(LEVELS)
-        floats[3 * group] = step
-        floats[3 * group + 1] = step * F(total)
-        sums[3 * group + 2] = -total
+        floats[fields * group] = step
+        floats[fields * group + 1] = step * F(total)
+        marks[fields * group + 2] = -total
+        marks[fields * group + 3] = fine
 
 
 # ---------------------------------------------------------------------------------------- products

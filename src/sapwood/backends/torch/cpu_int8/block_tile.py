@@ -1,4 +1,4 @@
-"""Dot products of 15-bit rows with weights of 4 or 8 bits in groups of 32 inputs, in LLVM IR.
+"""Dot products of rows with weights of 4 or 8 bits in groups of 32 inputs, in LLVM IR.
 
 Memory is read from its beginning to its end. A block of sixteen outputs is pieces of one or two
 groups: a line of float16, scales and minima of a group or the scales of two, then the weights as
@@ -6,6 +6,7 @@ unsigned integers in fours of inputs. Of 4-bit weights, a line holds two fours: 
 halves of its bytes, the other, sixteen inputs further, in the high halves, as in GGUF files.
 """
 
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -38,7 +39,9 @@ STEPS = 2 * BLOCK  # bytes of one float16 for each output
 ROW_LINES = 3  # lines of bytes of a row: high parts and low parts of integers, records of groups
 LOW_BITS = 7  # of the low parts
 BLOCK_TILE = 4  # rows; with 8 a pass over many rows takes 6 % less, and compiling twice as long
-RECORD = 12  # bytes that describe a group of a row: step and sum in float32, minus the integer sum
+# bytes that describe a group of a row: step and sum in float32, minus the sum of the integers, and
+# 1 if some low part is not 0
+RECORD = 16
 FORMS = range(3)
 MIN4, SIGNED4, SIGNED8 = FORMS  # formats: 4 bits and a minimum; 4 and 8 bits around the middle
 BITS = {MIN4: 4, SIGNED4: 4, SIGNED8: 8}
@@ -114,21 +117,45 @@ def line_sum(
     return dots.end(builder, total, bits, start)
 
 
-def group_sum(
-    builder: Any, form: int, fours: Any, lines: Any, mark: Any, ahead: Any, dots: VnniDots
+def high_sum(
+    builder: Any, form: int, fours: Any, row: Any, mark: Any, ahead: Any, dots: VnniDots
 ) -> Any:
-    """Sum of a row's products with a group, with the weights around their middle.
+    """Sum of a row's products with a group by the high parts, weights around their middle.
 
-    `lines` are the high and low parts of the row; `ahead` is prefetched.
+    `ahead` is prefetched.
     """
     bits = BITS[form]
-    total = line_sum(builder, bits, fours, lines[0], same(I32, 0, dots.lanes), ahead, dots)
+    total = line_sum(builder, bits, fours, row, same(I32, 0, dots.lanes), ahead, dots)
     total = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
     if form == SIGNED4 or (form == SIGNED8 and not dots.signed):
         middle = spread_at(builder, builder.add(mark, I64(8)), I32, dots.lanes)
         total = builder.add(total, builder.shl(middle, same(I32, bits - 1, dots.lanes)))
-    total = line_sum(builder, bits, fours, lines[1], total, [], dots)
-    return builder.sitofp(total, dots.products)
+    return total
+
+
+def add_low_sums(
+    builder: Any, form: int, fours: Any, rows: Any, marks: Any, totals: Any, dots: VnniDots
+) -> list[Any]:
+    """Totals with the products by the low parts, which are left out where all of them are 0."""
+    flags = [load(builder, builder.add(mark, I64(RECORD - 4)), I32, 4) for mark in marks]
+    before = builder.block
+    more = builder.append_basic_block()
+    after = builder.append_basic_block()
+    builder.cbranch(builder.icmp_signed("!=", reduce(builder.or_, flags), I32(0)), more, after)
+    builder.position_at_end(more)
+    whole = [
+        line_sum(builder, BITS[form], fours, row, total, [], dots)
+        for row, total in zip(rows, totals, strict=True)
+    ]
+    builder.branch(after)
+    builder.position_at_end(after)
+    found = []
+    for total, new in zip(totals, whole, strict=True):
+        phi = builder.phi(total.type)
+        phi.add_incoming(total, before)
+        phi.add_incoming(new, more)
+        found.append(phi)
+    return found
 
 
 def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
@@ -176,18 +203,23 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
             lanes = vector // 2 * part
             scale = steps_at(builder, builder.add(here, I64(STEPS * index + lanes)), dots.lanes)
             if form == MIN4:
-                low = steps_at(builder, builder.add(here, I64(STEPS + lanes)), dots.lanes)
-            for r in range(count):
-                *integers, records = starts[r]
-                mark = offset(builder, records, group, RECORD)
-                inputs = [offset(builder, line, group, GROUP) for line in integers]
-                exact = group_sum(builder, form, fours, inputs, mark, [] if r else lines, dots)
+                least = steps_at(builder, builder.add(here, I64(STEPS + lanes)), dots.lanes)
+            marks = [offset(builder, start[2], group, RECORD) for start in starts]
+            high, low = (
+                [offset(builder, start[n], group, GROUP) for start in starts] for n in (0, 1)
+            )
+            totals = [
+                high_sum(builder, form, fours, row, mark, [] if r else lines, dots)
+                for r, (row, mark) in enumerate(zip(high, marks, strict=True))
+            ]
+            totals = add_low_sums(builder, form, fours, low, marks, totals, dots)
+            for r, (mark, exact) in enumerate(zip(marks, totals, strict=True)):
                 step = builder.fmul(scale, spread_at(builder, mark, F32, dots.lanes))
                 at = r * parts + part
                 if form == MIN4:
                     total = spread_at(builder, builder.add(mark, I64(4)), F32, dots.lanes)
-                    made[at] = fma(builder, low, total, made[at])
-                made[at] = fma(builder, exact, step, made[at])
+                    made[at] = fma(builder, least, total, made[at])
+                made[at] = fma(builder, builder.sitofp(exact, dots.products), step, made[at])
 
         def body(piece: Any, held: Carried) -> Carried:
             here = offset(builder, weights, piece, size)

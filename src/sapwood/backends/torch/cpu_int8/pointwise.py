@@ -6,33 +6,40 @@ float32 unless noted.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
 
+from sapwood.backends.torch.cpu_int8.compile_cache import drop_stale
 from sapwood.backends.torch.cpu_int8.simd import peak, power
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 
 
+def compile_with(function: Function, **options: Any) -> Function:
+    """Compile with these options beside those of all functions."""
+    made = njit(**OPTIONS, **options)(function)
+    drop_stale(Path(made.stats.cache_path))
+    found: Function = made
+    return found
+
+
 def compiled(function: Function) -> Function:
     """Compile with the arithmetic as written."""
-    made: Function = njit(**OPTIONS)(function)
-    return made
+    return compile_with(function)
 
 
 def inlined(function: Function) -> Function:
     """Compile inline: passing many tables as arguments would take longer than the work."""
-    made: Function = njit(**OPTIONS, inline="always")(function)
-    return made
+    return compile_with(function, inline="always")
 
 
 def reordered(function: Function) -> Function:
     """Compile with sums in any order: for sums of integers, which are exact."""
-    made: Function = njit(**OPTIONS, fastmath={"reassoc", "contract"})(function)
-    return made
+    return compile_with(function, fastmath={"reassoc", "contract"})
 
 
 F = np.float32
