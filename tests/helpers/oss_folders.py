@@ -16,7 +16,7 @@ LEVELS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 def in_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Blocks, exponents and rounded values of a matrix [..., inputs], written as the format says."""
-    groups = weight.unflatten(-1, (-1, 32))
+    groups = weight.reshape(*weight.shape[:-1], -1, 32)
     largest = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     exponents = (largest / 6).log2().ceil()
     scaled = groups / 2**exponents
@@ -38,7 +38,7 @@ def mxfp4_folder(path: Path, exact: Path) -> Path:
     float_folder(exact, torch.float32)
     path.mkdir()
     tensors = load_file(exact / "model.safetensors")
-    packed = {}
+    packed: dict[str, torch.Tensor] = {}
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         blocks, exponents, values = in_mxfp4(tensors[name].transpose(1, 2))
         packed |= {f"{name}_blocks": blocks, f"{name}_scales": exponents}

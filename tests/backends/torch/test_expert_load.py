@@ -9,14 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sapwood.backends.torch.architectures import layers_of
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.expert_load import ExpertFolder, open_experts
 from sapwood.backends.torch.lazy_model import LazyModel
 from sapwood.backends.torch.load import build, load, read_quietly, silent
 from sapwood.backends.torch.mxfp4 import dequantize
+from sapwood.backends.torch.weights import find_weights
 from sapwood.errors import SapwoodError
-from sapwood.testing import backend_contract
+from sapwood.testing import backend_contract, check_backend
 from tests.helpers import oss_folders
 
 pytestmark = pytest.mark.skipif(
@@ -78,6 +80,21 @@ def test_a_folder_of_blocks_says_what_the_same_values_say(tmp_path: Path) -> Non
     assert np.array_equal(found, rows(by_transformers(exact, "int8")))
     whole = TorchBackend(read_quietly(exact, "model", torch.device("cpu"), torch.float32))
     assert np.corrcoef(found.ravel(), rows(whole).ravel())[0, 1] > 0.99
+
+
+def test_in_four_bits_blocks_stay_as_they_are(tmp_path: Path) -> None:
+    exact = tmp_path / "exact"
+    backend = direct(oss_folders.mxfp4_folder(tmp_path / "model", exact), 4)
+    assert backend.info.dtype == "int4"
+    read = read_quietly(exact, "model", torch.device("cpu"), torch.float32)
+    network: Any = backend.network
+    for packed, layer in zip(network.layers, layers_of(read), strict=True):
+        for linear, weights in ((packed.gate_up, layer.gate_up), (packed.down, layer.down)):
+            for part, weight in zip(linear.parts, weights, strict=True):
+                assert np.array_equal(part.packed.exact(), weight.numpy())
+    found, want = rows(backend), rows(TorchBackend(read))
+    assert np.corrcoef(found.ravel(), want.ravel())[0, 1] > 0.995
+    check_backend(backend)
 
 
 def test_loading_takes_this_way(tmp_path: Path) -> None:
@@ -154,8 +171,6 @@ def test_layers_come_one_at_a_time(tmp_path: Path) -> None:
     """No layer is read before it is asked for."""
     folder = oss_folders.float_folder(tmp_path / "model")
     said: list[str] = []
-    from sapwood.backends.torch.weights import find_weights
-
     weights = find_weights(folder)
     assert weights is not None
     found = ExpertFolder.read(folder, "model", weights)

@@ -96,7 +96,7 @@ def frame(model: Any) -> LlamaModel | None:
         embedding=body.embed_tokens.weight.detach(),
         layers=(),
         norm=body.norm.weight.detach() + family.shift,
-        head=times(model.lm_head.weight.detach(), 1 / getattr(config, "logits_scaling", 1.0)),
+        head=times(model.lm_head.weight.detach(), logit_factor(config)),
         other_angles=tuple(angles[1:]),
         activation=family.activation or activation_of(config),
         gate_slope=getattr(config, "swiglu_alpha", 1.0),
@@ -143,8 +143,12 @@ def ropes_of(config: Any) -> list[dict[str, Any]]:
 
 def multiplied(config: Any) -> bool:
     """True if sublayers or logits have a factor, which the described weights contain."""
-    factors = (getattr(config, name, 1.0) for name in ("residual_multiplier", "logits_scaling"))
-    return any(factor != 1.0 for factor in factors)
+    return logit_factor(config) != 1.0 or getattr(config, "residual_multiplier", 1.0) != 1.0
+
+
+def logit_factor(config: Any) -> float:
+    """Factor of the logits, which the described output head contains."""
+    return 1.0 / float(getattr(config, "logits_scaling", 1.0))
 
 
 def kinds_of(config: Any) -> list[str]:

@@ -21,6 +21,7 @@ from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_linear import (
     BlockLinear,
     FloatBlocks,
+    Mxfp4Blocks,
     PackedLayer,
     float_head,
 )
@@ -104,18 +105,22 @@ class ExpertFolder:
         return cls(config, model, net, weights)
 
     def packed_layers(self, bits: int, progress: Callable[[str], None]) -> Iterator[PackedLayer]:
-        """The layers, quantised one at a time."""
-        split = SplitLinear if bits == 8 else four_bits
+        """The layers, quantised one at a time.
+
+        With 4 bits, experts in MXFP4 stay as they are, and attention, which the file has in floats,
+        takes 8: it is a thirtieth of the weights.
+        """
+        whole = bits == 8 or prefix(0) + GATE_UP not in self.weights.entries
         count = len(self.model.model.layers)
         for index in range(count):
             progress(f"packing layer {index + 1} of {count}")
             layer = self._layer(index)
             yield PackedLayer.of(
                 layer,
-                split(layer.qkv),
-                Int8Linear(layer.out) if bits == 8 else four_bits(layer.out),
-                ExpertLinears([split(part) for part in self._gates_and_ups(index)]),
-                ExpertLinears([split(part) for part in self._experts(index, DOWN)]),
+                SplitLinear(layer.qkv) if whole else four_bits(layer.qkv),
+                Int8Linear(layer.out) if whole else four_bits(layer.out),
+                ExpertLinears(list(self._experts(prefix(index) + GATE_UP, bits))),
+                ExpertLinears(list(self._experts(prefix(index) + DOWN, bits))),
             )
             trim_heap()
 
@@ -131,26 +136,32 @@ class ExpertFolder:
             tensors, family, self.config, index, module.self_attn.head_dim
         )
 
-    def _gates_and_ups(self, index: int) -> Iterator[Tensor]:
-        """Gate and up of each expert, one under the other."""
-        for part in self._experts(index, GATE_UP):
-            yield architectures.halves(part[None])[0]
-
-    def _experts(self, index: int, name: str) -> Iterator[Tensor]:
-        """A matrix of each expert, float32 [outputs, inputs]."""
-        whole = prefix(index) + name
+    def _experts(self, name: str, bits: int) -> Iterator[Int8Linear | BlockLinear]:
+        """A linear layer of each expert."""
         for expert in range(self.net.experts):
-            if whole in self.weights.entries:
-                yield self._part(whole, expert).float().t()
+            if name in self.weights.entries:
+                weight = in_order(name, self._part(name, expert).float().t())
+                yield SplitLinear(weight) if bits == 8 else four_bits(weight)
             else:
-                parts = (self._part(whole + end, expert) for end in (BLOCKS, EXPONENTS))
-                yield dequantize(*parts)
+                blocks, exponents = (
+                    in_order(name, self._part(name + end, expert)) for end in (BLOCKS, EXPONENTS)
+                )
+                yield (
+                    SplitLinear(dequantize(blocks, exponents))
+                    if bits == 8
+                    else BlockLinear([Mxfp4Blocks(blocks, exponents)])
+                )
 
     def _part(self, name: str, expert: int) -> Tensor:
         """The tensor of one expert; only its pages of the file are read."""
         with safe_open(self.weights.entries[name].file, "pt") as opened:
             found: Tensor = opened.get_slice(name)[expert : expert + 1][0]
         return found
+
+
+def in_order(name: str, rows: Tensor) -> Tensor:
+    """Rows of a matrix of an expert; those of gate and up one under the other."""
+    return architectures.halves(rows[None])[0] if name.endswith(GATE_UP) else rows
 
 
 def four_bits(weight: Tensor) -> BlockLinear:

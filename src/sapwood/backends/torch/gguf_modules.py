@@ -77,7 +77,7 @@ class GgufModules:
                 return f"its tensor {name} has another shape"
         if self.frame() is None:
             return missing_part(self.config)
-        if getattr(self.config, "logits_scaling", 1.0) != 1.0:
+        if architectures.logit_factor(self.config) != 1.0:
             return "its output head, which stays in the file, has a factor"
         return ""
 

@@ -11,7 +11,8 @@ BIAS = 127  # of the exponents
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)])
 # both weights of every byte, the one in its low half first, [256, 2]
-PAIRS = torch.stack((VALUES.repeat(16), VALUES.repeat_interleave(16)), 1)
+PAIRS = torch.stack((VALUES.repeat(16), VALUES.repeat_interleave(16)), 1).numpy()
+BOTH = PAIRS.view(np.int64)[:, 0]  # a pair is read at once
 
 
 def dequantize(blocks: Tensor, exponents: Tensor) -> Tensor:
@@ -20,6 +21,6 @@ def dequantize(blocks: Tensor, exponents: Tensor) -> Tensor:
     Blocks are uint8 [outputs, inputs / 32, 16], two weights a byte; exponents uint8
     [outputs, inputs / 32].
     """
-    weights = PAIRS[blocks.int()]  # [outputs, blocks, 16, 2]
-    steps = np.ldexp(np.float32(1.0), exponents.numpy().astype(np.int32) - BIAS)
-    return weights.mul_(torch.from_numpy(steps)[..., None, None]).flatten(1)
+    weights = BOTH.take(blocks.numpy()).view(np.float32)  # [outputs, groups, 32]
+    weights *= np.ldexp(np.float32(1.0), exponents.numpy().astype(np.int32) - BIAS)[..., None]
+    return torch.from_numpy(weights).flatten(1)

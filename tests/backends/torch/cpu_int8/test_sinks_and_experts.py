@@ -1,6 +1,7 @@
 """Parts that gpt-oss has beside other models: sinks, biased routers and experts, a clamped gate."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from sapwood.backends.torch import llama
 from sapwood.backends.torch.architectures import describe, frame, halves, layers_of
 from sapwood.backends.torch.backend import TorchBackend
-from sapwood.backends.torch.cpu_int8 import attention, experts, int8_gemm, pointwise
+from sapwood.backends.torch.cpu_int8 import attention, experts, int8_file, int8_gemm, pointwise
 from sapwood.backends.torch.cpu_int8.extended_network import ExtendedNetwork
 from sapwood.backends.torch.llama import LayerExtras, LlamaLayer
 from sapwood.core.protocols import TreeInput
+from sapwood.errors import SapwoodError
 from sapwood.testing.backend_contract import line
 from tests.helpers import tiny_models
 from tests.helpers.int8_targets import PACKABLE, TEXT
@@ -150,7 +152,27 @@ def test_both_forms_of_the_pass_have_the_same_bits() -> None:
         backend = TorchBackend(model, NAME, network)
         [scores] = backend.score([TreeInput(backend.open(TEXT), tree)])
         found.append(np.stack([scores.logits(node) for node in range(len(tree))]))
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
+
+
+@pytest.mark.skipif(not int8_gemm.available(), reason="this processor has no int8 files")
+def test_a_file_of_int8_weights_has_all_parts(tmp_path: Path) -> None:
+    model = tiny_models.make(NAME)
+    net = frame(model)
+    assert net is not None
+    network = ExtendedNetwork(net, layers_of(model))
+    assert int8_file.save(tmp_path / "weights", {}, network)
+    stored = int8_file.restore(tmp_path / "weights", {})
+    assert stored is not None
+    again = ExtendedNetwork(
+        replace(stored.net, embedding=net.embedding), stored.layers, stored.head
+    )
+    found = []
+    for each in (network, again):
+        backend = TorchBackend(model, NAME, each)
+        [scores] = backend.score([TreeInput(backend.open(TEXT), line(TEXT))])
+        found.append(np.stack([scores.logits(node) for node in range(len(TEXT))]))
+    assert np.array_equal(found[0], found[1])
 
 
 # ------------------------------------------------------------------------------------------ on CUDA
@@ -160,3 +182,12 @@ def test_the_cuda_kernels_do_not_take_it() -> None:
         assert found is not None
         assert found.cpu_only == (name in (NAME, "granite"))
     assert llama.describe(tiny_models.make(NAME)) is None
+
+
+def test_the_cuda_network_refuses_a_description_with_sinks() -> None:
+    pytest.importorskip("triton")
+    from sapwood.backends.torch.cuda.backend import CudaBackend
+
+    model = tiny_models.make(NAME)
+    with pytest.raises(SapwoodError, match=NAME):
+        CudaBackend(model, NAME, found=describe(model))

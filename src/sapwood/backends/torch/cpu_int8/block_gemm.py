@@ -16,14 +16,17 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     BITS,
     BLOCK_TILE,
     GROUP,
+    HALVES,
     LOW_BITS,
     MIN4,
+    MXFP4,
     PAIR,
     ROW_LINES,
     SIGNED4,
     SPAN,
     block_bytes,
     min4_tile,
+    mxfp4_tile,
     piece_bytes,
     signed4_tile,
     signed8_tile,
@@ -60,7 +63,9 @@ class BlockStrip:
         if BITS[self.form] == 4:
             whole = np.concatenate((whole & 15, whole >> 4), -1)
         scales = self.scales.astype(np.float32)[..., None]
-        if self.least is None:
+        if self.form == MXFP4:
+            found = np.array(HALVES, np.float32)[whole] * scales
+        elif self.least is None:
             middle = 1 << (BITS[self.form] - 1)
             found = (whole.astype(np.float32) - np.float32(middle)) * scales
         else:
@@ -199,6 +204,8 @@ def multiply_groups(
                 min4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             elif form == SIGNED4:
                 signed4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
+            elif form == MXFP4:
+                mxfp4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             else:
                 signed8_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
 

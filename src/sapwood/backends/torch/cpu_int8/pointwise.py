@@ -176,7 +176,7 @@ ACTIVATIONS = {
 
 
 class GateForm(NamedTuple):
-    """How gate and up become the input of the down projection."""
+    """Form of a gated MLP: from gate and up to the input of the down projection."""
 
     activation: Any
     slope: Any  # of the gate in the sigmoid
