@@ -97,6 +97,15 @@ def test_in_four_bits_blocks_stay_as_they_are(tmp_path: Path) -> None:
     check_backend(backend)
 
 
+def test_float32_is_that_of_the_exact_values(tmp_path: Path) -> None:
+    exact = tmp_path / "exact"
+    folder = oss_folders.mxfp4_folder(tmp_path / "model", exact)
+    found, want = (
+        rows(load(str(path), device="cpu", dtype="float32")[0]) for path in (folder, exact)
+    )
+    np.testing.assert_allclose(found, want, atol=1e-4)
+
+
 def test_loading_takes_this_way(tmp_path: Path) -> None:
     folder = oss_folders.mxfp4_folder(tmp_path / "model", tmp_path / "exact")
     said: list[str] = []

@@ -362,6 +362,9 @@ def read_model(
                 f"model {name!r} {kind}: {sorted(map(str, report[fault]))[0]}; "
                 f"{repair_advice(folder)}"
             )
+    if dtype == torch.float32:  # dequantised weights come in bfloat16, and would be run in it
+        for parameter in model.parameters():
+            parameter.data = parameter.data.float()
     return model
 
 

@@ -140,8 +140,9 @@ def test_gate_and_up_come_in_turns() -> None:
 
 
 @pytest.mark.skipif(not int8_gemm.available(), reason="there is one form of the pass here")
-def test_both_forms_of_the_pass_have_the_same_bits() -> None:
-    model = tiny_models.make(NAME)
+@pytest.mark.parametrize("head_width", [8, 64])  # 64 has vector kernels
+def test_both_forms_of_the_pass_have_the_same_bits(head_width: int) -> None:
+    model = tiny_models.make(NAME, head_dim=head_width)
     net = frame(model)
     assert net is not None
     network = ExtendedNetwork(net, layers_of(model))
