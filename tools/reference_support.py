@@ -40,6 +40,8 @@ on a GPU needs compute capability 8.0 (Ampere) or newer and Triton; without them
 | norms after attention and MLP, or only there | yes | no |
 | soft caps of attention and logits, scaled embeddings | yes | no |
 | experts, chosen for each token, in all layers | yes | no |
+| attention sinks, biases of routers and experts, clamped SwiGLU | yes | no |
+| factors of embedding, attention, sublayers and logits (Granite) | yes | no |
 
 `longrope` is fixed up to the context before scaling, and so is the context here.
 
@@ -78,12 +80,10 @@ COLUMNS = (
 )
 # widely used architectures beside the tested ones: configuration class, and its options
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "granite": ("GraniteConfig", {}),
     "starcoder2": ("Starcoder2Config", {}),
     "stablelm": ("StableLmConfig", {}),
     "cohere": ("CohereConfig", {}),
     "glm": ("GlmConfig", {}),
-    "gpt_oss": ("GptOssConfig", {}),
     "qwen2_moe": ("Qwen2MoeConfig", {}),
     "gptj": ("GPTJConfig", {}),
     "opt": ("OPTConfig", {}),
@@ -147,6 +147,7 @@ def row(name: str) -> list[str]:
 TITLES = {
     "qwen2-mixed": "`qwen2`, sliding and full layers",
     "gemma2-eager": "`gemma2`",
+    "gpt-oss-eager": "`gpt_oss`, experts in MXFP4 or floats",
     "gemma3-caps": "`gemma3`, with soft caps",
     "llama-biased": "`llama`, biases everywhere",
     "qwen3-moe": "`qwen3_moe`",

@@ -12,9 +12,9 @@ from tests.helpers import tiny_models
 
 LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen2-mixed", "qwen3"]
 # other architectures that Llama's compiled pass runs, and those of the extended pass
-RELATED = ["phi3", "phi3-partial", "smollm3"]
+RELATED = ["phi3", "phi3-partial", "smollm3", "granite"]
 EXTENDED = ["llama-biased", "olmo2", "olmo3", "gemma2-eager", "gemma3", "gemma3-caps"]
-EXPERTS = ["mixtral", "qwen3-moe", "olmoe"]
+EXPERTS = ["mixtral", "qwen3-moe", "olmoe", "gpt-oss-eager"]
 # no norm before the MLP, or several MLPs
 NOT_SMOOTHED = ["olmo2", "olmo3", *EXPERTS]
 PACKABLE = [*LLAMA_LIKE, *RELATED, *EXTENDED, *EXPERTS]

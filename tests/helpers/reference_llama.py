@@ -51,26 +51,43 @@ def attended(net: LlamaModel, layer: LlamaLayer, x: torch.Tensor) -> torch.Tenso
     gap = rows[:, None] - rows
     seen = (gap >= 0) & ((gap < layer.window) if layer.window else True)
     scores = capped(q @ k.transpose(1, 2) * net.scale, net.attention_cap)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if extras.sinks is not None:  # one more column, which has no value
+        column = extras.sinks.double()[:, None, None].expand(-1, len(x), 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1)[..., : len(x)]
     return linear((weights @ v).transpose(0, 1).flatten(1), layer.out, extras.out_bias)
 
 
 def gated(
-    net: LlamaModel, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, extras: LayerExtras
+    net: LlamaModel,
+    x: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> torch.Tensor:
     """Outputs of an MLP, [rows, width]."""
-    gate, more = linear(x, up, extras.gate_up_bias).chunk(2, -1)
-    return linear(GATES[net.activation](gate) * more, down, extras.down_bias)
+    gate, more = linear(x, up, biases[0]).chunk(2, -1)
+    if net.activation == "swigluoai":
+        gate = gate.clamp(max=net.gate_limit)
+        gate = gate * torch.sigmoid(net.gate_slope * gate)
+        return linear((more.clamp(-net.gate_limit, net.gate_limit) + 1) * gate, down, biases[1])
+    return linear(GATES[net.activation](gate) * more, down, biases[1])
 
 
 def mixed(net: LlamaModel, x: torch.Tensor, layer: LlamaLayer, extras: LayerExtras) -> torch.Tensor:
     """Outputs of the experts that the router chooses, [rows, width]."""
     assert extras.router is not None
-    shares, picks = linear(x, extras.router).softmax(-1).topk(net.chosen)
+    shares, picks = linear(x, extras.router, extras.router_bias).softmax(-1).topk(net.chosen)
     if net.normalised:
         shares = shares / shares.sum(-1, keepdim=True)
+    absent = [None] * net.experts
+    biases = [
+        absent if bias is None else list(bias) for bias in (extras.gate_up_bias, extras.down_bias)
+    ]
     every = [
-        gated(net, x, up, down, extras) for up, down in zip(layer.gate_up, layer.down, strict=True)
+        gated(net, x, layer.gate_up[e], layer.down[e], (biases[0][e], biases[1][e]))
+        for e in range(net.experts)
     ]
     outputs = torch.stack(every, 1)  # [rows, experts, width]
     rows = torch.arange(len(x))[:, None]
@@ -88,7 +105,8 @@ def reference_logits(net: LlamaModel, tokens: torch.Tensor) -> torch.Tensor:
         x = x + normed(y, after[0], net.eps)
         inputs = normed(x, before[1], net.eps)
         if extras.router is None:
-            y = gated(net, inputs, layer.gate_up, layer.down, extras)
+            biases = (extras.gate_up_bias, extras.down_bias)
+            y = gated(net, inputs, layer.gate_up, layer.down, biases)
         else:
             y = mixed(net, inputs, layer, extras)
         x = x + normed(y, after[1], net.eps)

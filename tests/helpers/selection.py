@@ -22,6 +22,8 @@ NOT_QUICK = {
     "tests/backends/torch/cpu_int8/test_tree_builder.py": "compiles for up to a minute",
     "tests/backends/torch/cpu_int8/test_int8_network.py": "compiles for up to a minute",
     "tests/backends/torch/cpu_int8/test_overlapped_pass.py": "compiles for up to a minute",
+    "tests/backends/torch/cpu_int8/test_sinks_and_experts.py": "compiles for up to a minute",
+    "tests/backends/torch/test_expert_load.py": "compiles for up to a minute",
     "tests/backends/torch/test_gguf_load.py": "compiles for up to a minute",
     "tests/benchmarks/test_gpu_benchmark.py": "runs a whole benchmark",
     "tests/certify/test_certify_recipe.py": "draws thousands of samples",

@@ -35,6 +35,13 @@ PARTIAL = {  # half of a head is rotated
     "short_factor": [1.0, 1.5],
     "long_factor": [2.0, 3.0],
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "truncate": False,
+}
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 8,
@@ -57,6 +64,15 @@ NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-biased": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "phi3-partial": ("Phi3Config", {"rope_parameters": PARTIAL, "sliding_window": None}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
     "olmo2": ("Olmo2Config", {}),
     "olmo3": ("Olmo3Config", MIXED),
@@ -68,6 +84,17 @@ NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": (
         "Qwen3MoeConfig",
         {"head_dim": 16, "moe_intermediate_size": 24, "norm_topk_prob": True, **EXPERTS},
+    ),
+    "gpt-oss-eager": (
+        "GptOssConfig",
+        {
+            "head_dim": 8,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 2.0,  # which gates of random weights reach
+            "sliding_window": WINDOW,
+            "rope_parameters": YARN,
+        },
     ),
     "gemma2-eager": ("Gemma2Config", {"head_dim": 8, "attn_logit_softcapping": 20.0, **MIXED}),
     "deepseek": ("DeepseekV2Config", LATENT),
@@ -85,6 +112,8 @@ def make(name: str, dtype: torch.dtype = torch.float32, **extra: Any) -> Any:
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)  # the usual 0.02 would make all laws alike
+        elif name.endswith("sinks"):
+            torch.nn.init.normal_(parameter, std=2.0)  # near the products that they stand beside
         elif name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)  # the usual zeros would hide a lost bias
     return model

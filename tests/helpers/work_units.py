@@ -11,6 +11,7 @@ SOURCES = "parsed sources"
 # files, folders or tests that belong with others
 TOGETHER = {
     "tests/backends/torch/cpu_int8/": INT8,
+    "tests/backends/torch/test_expert_load.py": INT8,
     "tests/test_smol.py": INT8,
     "tests/engine/test_tree_builder_contract.py::test_compiled_cpu_code": INT8,
     "tests/train/test_generate.py::test_smollm2": INT8,

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from sapwood.backends.torch import llama
-from sapwood.backends.torch.architectures import describe
+from sapwood.backends.torch.architectures import describe, missing_part
 from tests.helpers import tiny_models
 from tests.helpers.int8_targets import EXPERTS, EXTENDED, PACKABLE, RELATED
 from tests.helpers.reference_llama import reference_logits
@@ -51,6 +52,30 @@ def test_other_architectures_have_no_description(name: str) -> None:
 )
 def test_an_option_that_the_layers_lack_is_not_described(name: str, option: dict[str, Any]) -> None:
     assert describe(tiny_models.make(name, **option)) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("Qwen2MoeConfig", "architecture qwen2_moe, which has shared experts"),
+        ("GlmConfig", "architecture glm, which rotates neighbouring elements"),
+        ("CohereConfig", "architecture cohere, which runs attention and MLP side by side"),
+        ("Starcoder2Config", "architecture starcoder2, which has norms that subtract the mean"),
+        ("GPTJConfig", "architecture gptj"),
+    ],
+)
+def test_one_sentence_says_what_int8_lacks(config: str, words: str) -> None:
+    assert missing_part(getattr(transformers, config)()) == f"int8 has no layers for the {words}"
+
+
+def test_factors_of_granite_are_in_the_weights() -> None:
+    model = tiny_models.make("granite", attention_bias=True, mlp_bias=True)
+    net = describe(model)
+    assert net is not None
+    tokens = torch.arange(1, 13)
+    with torch.inference_mode():
+        want = model.double()(input_ids=tokens[None]).logits[0]
+        torch.testing.assert_close(reference_logits(net, tokens), want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_tensor_that_is_not_known_is_not_left_out() -> None:

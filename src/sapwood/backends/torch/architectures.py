@@ -39,18 +39,31 @@ class Family:
     after: tuple[str, str] | None = None
     shift: float = 0.0  # added to the weights of norms
     scales_embedding: bool = False  # by the square root of the width
+    activation: str = ""  # of the gate, where the configuration's is not the whole of it
 
 
 GEMMA = Family(ALL_FOUR, AFTER, 1.0, scales_embedding=True)
 FAMILIES = {
-    **dict.fromkeys((*llama.KINDS, "phi3", "smollm3"), Family()),
+    **dict.fromkeys((*llama.KINDS, "phi3", "smollm3", "granite"), Family()),
     **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe"), Family()),
     **dict.fromkeys(("olmo2", "olmo3"), Family(None, AFTER)),
     **dict.fromkeys(("gemma2", "gemma3_text"), GEMMA),
+    "gpt_oss": Family(activation="swigluoai"),
+}
+# parts of other architectures that the int8 network lacks
+LACKED = {
+    "qwen2_moe": "has shared experts",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "has latent attention"),
+    **dict.fromkeys(("glm", "glm4"), "rotates neighbouring elements"),
+    **dict.fromkeys(("cohere", "cohere2"), "runs attention and MLP side by side"),
+    **dict.fromkeys(("starcoder2", "stablelm"), "has norms that subtract the mean"),
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm")
 QKV_BIASES = tuple(f"self_attn.{part}.bias" for part in ATTENTION[:4])
 EXPERTS = ("mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+# of gpt-oss: experts are [inputs, outputs], those of gate and up in turns
+ROUTER, SINKS = "mlp.router.weight", "self_attn.sinks"
+OSS = (*EXPERTS[1:], *(f"{name}_bias" for name in EXPERTS[1:]), ROUTER, "mlp.router.bias", SINKS)
 MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
 
@@ -65,7 +78,7 @@ def frame(model: Any) -> LlamaModel | None:
     if not runs(config) or model.lm_head.bias is not None or unknown(body.layers, family):
         return None
     first = body.layers[0].self_attn
-    router = dict(body.layers[0].named_parameters()).get(EXPERTS[0])
+    router = router_of(dict(body.layers[0].named_parameters()))
     angles = [padded(one, first.head_dim) for one in angles_of(config, body.rotary_emb)]
     return LlamaModel(
         width=config.hidden_size,
@@ -73,7 +86,7 @@ def frame(model: Any) -> LlamaModel | None:
         kv_heads=config.num_key_value_heads,
         head_width=first.head_dim,
         inner=body.layers[0].mlp.experts.down_proj.shape[-1]
-        if router is not None
+        if router is not None and not family.activation
         else config.intermediate_size,
         vocab=model.lm_head.weight.shape[0],
         eps=config.rms_norm_eps,
@@ -83,16 +96,21 @@ def frame(model: Any) -> LlamaModel | None:
         embedding=body.embed_tokens.weight.detach(),
         layers=(),
         norm=body.norm.weight.detach() + family.shift,
-        head=model.lm_head.weight.detach(),
+        head=times(model.lm_head.weight.detach(), logit_factor(config)),
         other_angles=tuple(angles[1:]),
-        activation=activation_of(config),
-        embedding_scale=config.hidden_size**0.5 if family.scales_embedding else 1.0,
+        activation=family.activation or activation_of(config),
+        gate_slope=getattr(config, "swiglu_alpha", 1.0),
+        gate_limit=getattr(config, "swiglu_limit", 0.0),
+        embedding_scale=config.hidden_size**0.5
+        if family.scales_embedding
+        else getattr(config, "embedding_multiplier", 1.0),
         attention_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
         experts=0 if router is None else len(router),
         chosen=0 if router is None else config.num_experts_per_tok,
         normalised=bool(getattr(config, "norm_topk_prob", True)),
         extended=extended(config, body.layers[0], family),
+        cpu_only=bool(family.activation) or multiplied(config),
     )
 
 
@@ -123,6 +141,16 @@ def ropes_of(config: Any) -> list[dict[str, Any]]:
     return [found[kind] for kind in kinds_of(config)] if FULL in found else [found]
 
 
+def multiplied(config: Any) -> bool:
+    """True if sublayers or logits have a factor, which the described weights contain."""
+    return logit_factor(config) != 1.0 or getattr(config, "residual_multiplier", 1.0) != 1.0
+
+
+def logit_factor(config: Any) -> float:
+    """Factor of the logits, which the described output head contains."""
+    return 1.0 / float(getattr(config, "logits_scaling", 1.0))
+
+
 def kinds_of(config: Any) -> list[str]:
     """The kinds of layers with rotary options of their own, in the order of their angles."""
     return sorted(set(config.layer_types))
@@ -142,7 +170,9 @@ def runs(config: Any) -> bool:
 def missing_part(config: Any) -> str:
     """The reason why the int8 network has no description of a model."""
     if config.model_type not in FAMILIES:
-        return f"int8 has no layers for the architecture {config.model_type}"
+        lacked = LACKED.get(config.model_type)
+        which = f", which {lacked}" if lacked else ""
+        return f"int8 has no layers for the architecture {config.model_type}{which}"
     if (activation := activation_of(config)) not in ACTIVATIONS:
         return f"int8 lacks its activation {activation}"
     kinds = [str(rope.get("rope_type", "default")) for rope in ropes_of(config)]
@@ -156,9 +186,10 @@ def unknown(layers: Sequence[Any], family: Family) -> bool:
     known = {f"self_attn.{part}" for part in ATTENTION} | {f"mlp.{part}" for part in MLP}
     known |= {*(family.before or ()), *(family.after or ())}
     names = [{name for name, _ in layer.named_parameters()} for layer in layers]
+    whole = set(OSS if family.activation else EXPERTS)
     # all layers have experts, or none has
     return any(found != names[0] for found in names) or any(
-        name.rpartition(".")[0] not in known for name in names[0] - set(EXPERTS)
+        name.rpartition(".")[0] not in known for name in names[0] - whole
     )
 
 
@@ -171,7 +202,7 @@ def extended(config: Any, layer: Any, family: Family) -> bool:
         family.after is not None
         or activation_of(config) not in GATES
         or bool(biased)
-        or EXPERTS[0] in found
+        or router_of(found) is not None
         or (row_norm is not None and len(row_norm) != layer.self_attn.head_dim)
     )
 
@@ -235,16 +266,22 @@ def layer_of(
     head_norms = [norm_of(found, f"self_attn.{part}_norm", family) for part in "qk"]
     whole_row = head_norms[0] is not None and len(head_norms[0]) != head_width
     extras = extras_of(found, family, head_norms if whole_row else None)
+    factor = getattr(config, "residual_multiplier", 1.0)
+    extras = replace(
+        extras,
+        out_bias=None if extras.out_bias is None else times(extras.out_bias, factor),
+        down_bias=None if extras.down_bias is None else times(extras.down_bias, factor),
+    )
     return LlamaLayer(
         norm=norms[0],
         qkv=reordered(qkv, order),
         qkv_bias=None if bias is None else reordered(bias, order),
         query_norm=None if whole_row else head_norms[0],
         key_norm=None if whole_row else head_norms[1],
-        out=found["self_attn.o_proj.weight"],
+        out=times(found["self_attn.o_proj.weight"], factor),
         mlp_norm=norms[1],
         gate_up=gates,
-        down=down,
+        down=times(down, factor),
         window=window_of(config, kinds[index] if kinds else None),
         rotary=rotary_of(config, index),
         extras=extras if is_extended(extras) else None,
@@ -255,9 +292,24 @@ def mlp_of(found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Gate and up one under the other, and down; of experts, [experts, outputs, inputs]."""
     if EXPERTS[0] in found:
         return found[EXPERTS[1]], found[EXPERTS[2]]
+    if ROUTER in found:
+        return halves(found[EXPERTS[1]].transpose(1, 2)), found[EXPERTS[2]].transpose(1, 2)
     gates = fused(found, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "weight")
     assert gates is not None
     return gates, found["mlp.down_proj.weight"]
+
+
+def router_of(found: Mapping[str, Tensor]) -> Tensor | None:
+    """The router of a layer, [experts, width]; None without experts."""
+    return found.get(EXPERTS[0], found.get(ROUTER))
+
+
+def halves(turns: Tensor) -> Tensor:
+    """Gate and up one under the other, where the file of gpt-oss has them in turns.
+
+    [experts, outputs] or [experts, outputs, inputs].
+    """
+    return torch.cat((turns[:, ::2], turns[:, 1::2]), 1)
 
 
 def extras_of(
@@ -265,21 +317,26 @@ def extras_of(
 ) -> LayerExtras:
     """Parts of a layer that Llama's lacks."""
     after = [norm_of(found, name, family) for name in family.after or ()]
+    gate_up_bias = fused(found, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "bias")
+    if f"{EXPERTS[1]}_bias" in found:
+        gate_up_bias = halves(found[f"{EXPERTS[1]}_bias"])
     return LayerExtras(
         pre_norms=family.before is not None,
         post_norms=pair_of(after),
         row_norms=pair_of(row_norms or ()),
         out_bias=found.get("self_attn.o_proj.bias"),
-        gate_up_bias=fused(found, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "bias"),
-        down_bias=found.get("mlp.down_proj.bias"),
-        router=found.get(EXPERTS[0]),
+        gate_up_bias=gate_up_bias,
+        down_bias=found.get("mlp.down_proj.bias", found.get(f"{EXPERTS[2]}_bias")),
+        router=router_of(found),
+        router_bias=found.get("mlp.router.bias"),
+        sinks=found.get(SINKS),
     )
 
 
 def is_extended(extras: LayerExtras) -> bool:
     """True if there is any such part."""
     parts = (extras.post_norms, extras.row_norms, extras.out_bias, extras.gate_up_bias)
-    more = (extras.down_bias, extras.router)
+    more = (extras.down_bias, extras.router, extras.sinks)
     return not extras.pre_norms or any(part is not None for part in (*parts, *more))
 
 
@@ -293,6 +350,11 @@ def norm_of(found: Mapping[str, Tensor], name: str, family: Family) -> Tensor | 
     """The weights of a norm as they multiply; None if there is none."""
     weight = found.get(f"{name}.weight")
     return weight if weight is None or not family.shift else weight.float() + family.shift
+
+
+def times(weight: Tensor, factor: float) -> Tensor:
+    """Weights with a factor; the same tensor without one."""
+    return weight if factor == 1.0 else weight.float() * factor
 
 
 def fused(

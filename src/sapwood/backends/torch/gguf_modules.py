@@ -40,7 +40,6 @@ class GgufModules:
 
     def __init__(self, path: Path, header: GgufHeader, config: Any, name: str) -> None:
         """`config` is of transformers."""
-        from transformers import AutoModelForCausalLM
         from transformers.modeling_gguf_pytorch_utils import (
             TENSOR_PROCESSORS,
             TensorProcessor,
@@ -50,13 +49,7 @@ class GgufModules:
         self.path = path
         self.header = header
         self.config = config
-        auto: Any = AutoModelForCausalLM
-        attention = attention_of(config, model_class(config, name))
-        with torch.device("meta"):
-            self.model = auto.from_config(
-                config, attn_implementation=attention, dtype=torch.float32
-            ).eval()
-        fill_buffers(self.model)
+        self.model = empty_model(config, name)
         kind: Any = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
         self._processor: Any = kind(config=config.to_dict())
         name_map: Any = get_gguf_hf_weights_map
@@ -84,6 +77,8 @@ class GgufModules:
                 return f"its tensor {name} has another shape"
         if self.frame() is None:
             return missing_part(self.config)
+        if architectures.logit_factor(self.config) != 1.0:
+            return "its output head, which stays in the file, has a factor"
         return ""
 
     def read(self, names: list[str]) -> dict[str, Tensor]:
@@ -161,6 +156,18 @@ class GgufModules:
             for hook in hooks:
                 hook.remove()
         return packed
+
+
+def empty_model(config: Any, name: str) -> Any:
+    """The modules of a transformers configuration, without memory for weights."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    attention = attention_of(config, model_class(config, name))
+    with torch.device("meta"):
+        model = auto.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+    fill_buffers(model)
+    return model
 
 
 def fill_buffers(model: Any) -> None:

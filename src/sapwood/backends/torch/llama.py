@@ -28,9 +28,11 @@ class LayerExtras:
     post_norms: tuple[Tensor, Tensor] | None = None  # of the outputs of attention and MLP, [width]
     row_norms: tuple[Tensor, Tensor] | None = None  # over all queries and all keys of a row
     out_bias: Tensor | None = None  # [width]
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None  # [width]
+    gate_up_bias: Tensor | None = None  # [outputs]; of experts, [experts, outputs]
+    down_bias: Tensor | None = None  # [width]; of experts, [experts, width]
     router: Tensor | None = None  # [experts, width]; gate_up and down then have an axis of experts
+    router_bias: Tensor | None = None  # [experts]
+    sinks: Tensor | None = None  # [heads], logits that join the softmax and take no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class LlamaModel:
     head: Tensor  # [vocab, width]
     other_angles: tuple[RotaryAngles, ...] = ()  # of layers with angles of their own
     activation: str = "silu"  # of the gate
+    gate_slope: float = 1.0  # of the gate in the sigmoid of "swigluoai"
+    gate_limit: float = 0.0  # to which that clamps gate and up; 0 for none
     embedding_scale: float = 1.0
     attention_cap: float = 0.0  # soft cap of a query times a key; 0 for none
     logit_cap: float = 0.0
@@ -86,6 +90,7 @@ class LlamaModel:
     chosen: int = 0  # experts of a row
     normalised: bool = True  # the shares of a row's experts add up to 1
     extended: bool = False  # True if some layer has extras, or the model more than a Llama
+    cpu_only: bool = False  # True if it has parts that the CUDA network lacks, such as sinks
 
     @property
     def angles(self) -> tuple[RotaryAngles, ...]:

@@ -197,13 +197,16 @@ def read_converted(path: Path, name: str) -> Any:
 def directly(
     folder: Path, name: str, device: torch.device, dtype: str | None, progress: Progress
 ) -> TorchBackend | None:
-    """An int8 or int4 backend without importing transformers; None if the model needs it."""
+    """An int8 or int4 backend without a transformers model; None if it needs one."""
     if device.type != "cpu" or dtype not in (*AUTO, *PACKED) or not has_numba():
         return None
+    from sapwood.backends.torch.expert_load import open_experts
     from sapwood.backends.torch.fast_load import open_packed
 
     load_whole = partial(read_quietly, folder, name, device, torch.float32)
-    found = open_packed(folder, name, load_whole, bits_of(dtype))
+    found = open_packed(folder, name, load_whole, bits_of(dtype)) or open_experts(
+        folder, name, load_whole, bits_of(dtype), progress
+    )
     if found is not None:
         prepare_kernels(found, progress)
     return found
@@ -249,7 +252,7 @@ def on_cuda(model: Any, name: str, progress: Progress) -> TorchBackend:
         if half and recent and importlib.util.find_spec("triton") is not None
         else None
     )
-    if found is None:
+    if found is None or found.cpu_only:
         return TorchBackend(model, name)
     from sapwood.backends.torch.cuda.backend import CudaBackend
     from sapwood.backends.torch.cuda.kernels.autotune import prepare
@@ -359,6 +362,9 @@ def read_model(
                 f"model {name!r} {kind}: {sorted(map(str, report[fault]))[0]}; "
                 f"{repair_advice(folder)}"
             )
+    if dtype == torch.float32:  # dequantised weights come in bfloat16, and would be run in it
+        for parameter in model.parameters():
+            parameter.data = parameter.data.float()
     return model
 
 

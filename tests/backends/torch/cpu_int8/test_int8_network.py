@@ -138,7 +138,9 @@ def test_channels_stay_as_they_are_where_no_norm_could_take_their_scale(name: st
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["phi3-partial", "olmo2", "gemma3-caps", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "name", ["phi3-partial", "olmo2", "gemma3-caps", "qwen3-moe", "gpt-oss-eager"]
+)
 def test_four_bits_and_a_long_context(name: str, dtype: str) -> None:
     if dtype == "int4" and not int8_gemm.available():
         pytest.skip("no processor for int4")
@@ -236,7 +238,9 @@ def test_products_and_weights_of_attention_stay_exact_in_float32() -> None:
     ) * pointwise.VALUE_LEVELS < pointwise.EXACT
 
 
-def test_attention_against_a_slow_reference() -> None:
+@pytest.mark.parametrize("sink", [None, -20.0, 0.3, 2.0, 100.0])
+def test_attention_against_a_slow_reference(sink: float | None) -> None:
+    sinks = np.array([] if sink is None else [sink], np.float32)
     rng = np.random.default_rng(0)
     width = 16
     keys = 12
@@ -261,18 +265,20 @@ def test_attention_against_a_slow_reference() -> None:
     attention.multiply(queries, planes[0], runs, products)
     bits = np.empty(keys, np.int32)
     attention.softmax_weights(
-        products, steps, sizes, runs, length, np.array([0, 3]), seen, results, bits, np.float32(0)
-    )
+        products, steps, sizes, runs, length, np.array([0, 3]), seen, results, bits, np.float32(0),
+        sinks,
+    )  # fmt: skip
     attention.gather(products, planes[1], runs, sums)
     scores = (q @ k.T).astype(float) * 0.25
     scores[0, length:][~seen[0]] = scores[1, length:][~seen[1]] = scores[1, :3] = -np.inf
-    probs = np.exp(scores - scores.max(1, keepdims=True))
-    want = probs / probs.sum(1, keepdims=True) @ v
+    joined = np.concatenate((scores, np.full((2, 1), -np.inf if sink is None else sink)), 1)
+    probs = np.exp(joined - joined.max(1, keepdims=True))
+    want = (probs / probs.sum(1, keepdims=True))[:, :keys] @ v  # a sink has no value
     np.testing.assert_allclose(sums[0] * results[0][:, None], want, atol=8e-3)
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30])
-@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "olmo3", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-mixed", "olmo3", "gemma3", "gpt-oss-eager"])
 def test_where_blocks_lie_changes_no_bit(
     name: str, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +310,8 @@ def test_memory(name: str, check: prefill_contract.Limited) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "phi3-partial", "olmo2", "gemma2-eager", "gemma3", "mixtral"]
+    "name",
+    ["llama", "phi3-partial", "olmo2", "gemma2-eager", "gemma3", "mixtral", "gpt-oss-eager"],
 )
 def test_a_text_read_in_the_passes_of_others_leaves_the_same_bits(name: str) -> None:
     backend = int8_backend(name)

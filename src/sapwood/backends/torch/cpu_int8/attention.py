@@ -18,6 +18,7 @@ from sapwood.backends.torch.cpu_int8.pointwise import (
     VALUE_LEVELS,
     F,
     compiled,
+    exponential,
     exponentiate,
     level,
     reordered,
@@ -25,6 +26,8 @@ from sapwood.backends.torch.cpu_int8.pointwise import (
     soft_cap,
 )
 from sapwood.backends.torch.cpu_int8.simd import peak
+
+MOST_ABOVE = 60.0  # of a sink's logit above the largest product: exp of more may overflow
 
 
 def levels(width: int) -> int:
@@ -189,6 +192,15 @@ def share_out(row: Any, values: Any, share: Any) -> None:
 
 
 @compiled
+def mass_with_sink(mass: Any, largest: Any, sink: Any) -> Any:
+    """Sum of a softmax in units of its largest product, with the logit of a sink; FAR is none."""
+    if sink == FAR:
+        return mass
+    # a sink so far above all keys leaves them nothing
+    return mass + exponential(min(sink - largest, F(MOST_ABOVE)))
+
+
+@compiled
 def weigh_row(
     row: Any,  # [keys] products of a query and keys, in; integer weights, out
     step: Any,
@@ -199,6 +211,7 @@ def weigh_row(
     seen: Any,  # [nodes] bool
     bits: Any,  # [keys] int32, scratch
     cap: Any,  # soft cap of the products; 0 for none
+    sink: Any,  # logit that takes no value; FAR for none
 ) -> Any:
     """Softmax of one row as integer weights; the factor for the weighted sums."""
     keys = row.shape[0]
@@ -223,7 +236,7 @@ def weigh_row(
         stop = min(at + runs[run, 1], keys)
         share_out(row[at:stop], sizes[1, first : first + stop - at], share)
         at = stop
-    return F(1.0) / (share * mass)
+    return F(1.0) / (share * mass_with_sink(mass, largest, sink))
 
 
 @compiled
@@ -240,6 +253,7 @@ def softmax_weights(
     results: Any,
     bits: Any,  # [keys] int32, scratch
     cap: Any,
+    sinks: Any,  # [heads], or empty
 ) -> None:
     """Softmax of all rows as integer weights."""
     kv_heads, places, _ = products.shape
@@ -248,8 +262,9 @@ def softmax_weights(
         for place in range(places):
             r = place // group
             row = products[k, place]
+            sink = sinks[k * group + place % group] if sinks.shape[0] else FAR
             results[k, place] = weigh_row(
-                row, steps[k, place], sizes[:, k], runs, length, oldest[r], seen[r], bits, cap
+                row, steps[k, place], sizes[:, k], runs, length, oldest[r], seen[r], bits, cap, sink
             )
 
 

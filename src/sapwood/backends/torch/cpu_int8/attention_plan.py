@@ -73,7 +73,7 @@ class AttentionRows:
         elif not self.few:
             self.copy, self.copy_array = pair(kv_heads, self.keys, net.head_width)
 
-    def softmax_weights(self, layer: int, window: int, cap: np.float32) -> None:
+    def softmax_weights(self, layer: int, window: int, cap: np.float32, sinks: Floats) -> None:
         """Compute attention: from queries and keys to weighted sums of values."""
         keys = 2 * layer
         values = 2 * layer + 1
@@ -95,6 +95,7 @@ class AttentionRows:
             self.results,
             self.bits,
             cap,
+            sinks,
         )
         if self.few:
             attention.gather(

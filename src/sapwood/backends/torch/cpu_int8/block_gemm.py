@@ -1,8 +1,9 @@
 """Matrix products with weights in groups of 32 inputs: 4-bit blocks of GGUF files stay so.
 
-A row is quantised in groups of 32 too, each with its own scale: to 15 bits where one element leads,
-which 8 bits would round its neighbours by, else to 8. Sums within a group are sums of integers; groups are added in order in float32,
-whatever the other rows are, so a row's outputs are the same bits in every pass.
+A row is quantised in groups of 32 too, each with its own scale: to 15 bits where one element is so
+large that 8 bits would round its neighbours coarsely, else to 8. Sums within a group are sums of
+integers; groups are added in order in float32, whatever the other rows are, so a row's outputs are
+the same bits in every pass.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     BITS,
     BLOCK_TILE,
     GROUP,
+    HALVES,
     LOW_BITS,
     MIN4,
+    MXFP4,
     PAIR,
     RECORD,
     ROW_LINES,
@@ -25,6 +28,7 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     SPAN,
     block_bytes,
     min4_tile,
+    mxfp4_tile,
     piece_bytes,
     signed4_tile,
     signed8_tile,
@@ -63,7 +67,9 @@ class BlockStrip:
         if BITS[self.form] == 4:
             whole = np.concatenate((whole & 15, whole >> 4), -1)
         scales = self.scales.astype(np.float32)[..., None]
-        if self.least is None:
+        if self.form == MXFP4:
+            found = np.array(HALVES, np.float32)[whole] * scales
+        elif self.least is None:
             middle = 1 << (BITS[self.form] - 1)
             found = (whole.astype(np.float32) - np.float32(middle)) * scales
         else:
@@ -207,6 +213,8 @@ def multiply_groups(
                 min4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             elif form == SIGNED4:
                 signed4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
+            elif form == MXFP4:
+                mxfp4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             else:
                 signed8_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
 

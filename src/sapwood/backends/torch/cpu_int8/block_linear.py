@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cpu_int8.block_gemm import BlockMatrix, BlockStrip, group_products
-from sapwood.backends.torch.cpu_int8.block_quant import to_eight, to_four
-from sapwood.backends.torch.cpu_int8.block_tile import MIN4, SIGNED8
+from sapwood.backends.torch.cpu_int8.block_quant import from_mxfp4, to_eight, to_four
+from sapwood.backends.torch.cpu_int8.block_tile import GROUP, MIN4, MXFP4, SIGNED8
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.backends.torch.cpu_int8.linear import BITS, STRIP, Int8Linear, MatrixSource
 from sapwood.backends.torch.cpu_int8.pass_args import GROUPED
@@ -107,6 +107,23 @@ def to_blocks(layer: LlamaLayer) -> PackedLayer:
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ]
     return PackedLayer.of(layer, *parts)
+
+
+class Mxfp4Blocks:
+    """A matrix in MXFP4 blocks, which stay as they are."""
+
+    form = MXFP4
+
+    def __init__(self, blocks: Tensor, exponents: Tensor) -> None:
+        """Of a file: uint8 [outputs, groups, 16] and [outputs, groups]."""
+        self.outputs = len(blocks)
+        self.inputs = GROUP * blocks.shape[1]
+        self._blocks = blocks
+        self._exponents = exponents
+
+    def strips(self) -> Iterator[BlockStrip]:
+        """The whole matrix."""
+        yield from_mxfp4(self._blocks.numpy(), self._exponents.numpy())
 
 
 class FloatBlocks:

@@ -4,14 +4,28 @@ from typing import Any
 
 import numpy as np
 
-from sapwood.backends.torch.cpu_int8.block_gemm import BlockStrip
-from sapwood.backends.torch.cpu_int8.block_tile import GROUP, MIN4, SIGNED8
+from sapwood.backends.torch.cpu_int8.block_gemm import BlockStrip, Bytes
+from sapwood.backends.torch.cpu_int8.block_tile import GROUP, MIN4, MXFP4, SIGNED8
 from sapwood.core.array_types import FloatArray
 
 MOST4, MOST8 = 15, 127
 MIDDLE8 = 128
 NARROWER = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the range that are tried for 4 bits
+EXPONENT_BIAS = 127  # of MXFP4
+LARGEST_POWER = 15  # of two in float16
 TINY = np.float32(2.0**-24)  # smallest step in float16
+
+
+def from_mxfp4(blocks: Bytes, exponents: Bytes) -> BlockStrip:
+    """MXFP4 blocks as they are: [outputs, groups, 16], neighbours in a byte; [outputs, groups].
+
+    The exponents of weights that float16 has no steps for are clipped: none is that large.
+    """
+    codes = np.stack((blocks & 15, blocks >> 4), -1).reshape(*blocks.shape[:2], GROUP)
+    half_group = GROUP // 2
+    weights = codes[..., :half_group] | codes[..., half_group:] << 4
+    powers = np.minimum(exponents.astype(np.int32) - EXPONENT_BIAS - 1, LARGEST_POWER)
+    return BlockStrip(MXFP4, weights, np.ldexp(np.float32(1.0), powers).astype(np.float16), None)
 
 
 def grouped(rows: FloatArray) -> FloatArray:

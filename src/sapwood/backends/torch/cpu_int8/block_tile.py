@@ -4,6 +4,7 @@ Memory is read from its beginning to its end. A block of sixteen outputs is piec
 groups: a line of float16, scales and minima of a group or the scales of two, then the weights as
 unsigned integers in fours of inputs. Of 4-bit weights, a line holds two fours: one in the low
 halves of its bytes, the other, sixteen inputs further, in the high halves, as in GGUF files.
+Weights of MXFP4 are numbers of a table, which a shuffle looks up.
 """
 
 from functools import reduce
@@ -42,10 +43,14 @@ BLOCK_TILE = 4  # rows; with 8 a pass over many rows takes 6 % less, and compili
 # bytes that describe a group of a row: step and sum in float32, minus the sum of the integers, and
 # 1 if some low part is not 0
 RECORD = 16
-FORMS = range(3)
-MIN4, SIGNED4, SIGNED8 = FORMS  # formats: 4 bits and a minimum; 4 and 8 bits around the middle
-BITS = {MIN4: 4, SIGNED4: 4, SIGNED8: 8}
-SPAN = {MIN4: 1, SIGNED4: 2, SIGNED8: 2}  # groups of a piece: its first line is full
+FORMS = range(4)
+# formats: 4 bits and a minimum; 4 and 8 bits around the middle; 4 bits of a table
+MIN4, SIGNED4, SIGNED8, MXFP4 = FORMS
+BITS = {MIN4: 4, SIGNED4: 4, SIGNED8: 8, MXFP4: 4}
+SPAN = {MIN4: 1, SIGNED4: 2, SIGNED8: 2, MXFP4: 2}  # groups of a piece: its first line is full
+SHIFTS = {SIGNED4: 3, SIGNED8: 7, MXFP4: 4}  # middles of unsigned weights, as powers of two
+# weights of MXFP4 in halves: all of them are whole
+HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def group_bytes(form: int) -> int:
@@ -63,8 +68,9 @@ def block_bytes(form: int, groups: int) -> int:
     return groups // SPAN[form] * piece_bytes(form)
 
 
-def weights_of(builder: Any, here: Any, bits: int, dots: VnniDots) -> list[tuple[int, Any]]:
-    """Some lanes' weights of a group as unsigned bytes: number and vector of each four."""
+def weights_of(builder: Any, here: Any, form: int, dots: VnniDots) -> list[tuple[int, Any]]:
+    """Some lanes' weights of a group as `add_group` takes them: number and vector of each four."""
+    bits = BITS[form]
     found = []
     low = same(I32, LOW, dots.lanes)
     for line in range(FOURS * bits // 8):
@@ -75,7 +81,15 @@ def weights_of(builder: Any, here: Any, bits: int, dots: VnniDots) -> list[tuple
             found.append((line, builder.and_(held, low)))
             high = builder.and_(builder.lshr(held, same(I32, 4, dots.lanes)), low)
             found.append((line + FOURS // 2, high))
+    if form == MXFP4:
+        middle = 1 << SHIFTS[form]
+        return [(n, dots.looked_up(builder, four, HALVES, middle)) for n, four in found]
     return [(number, dots.unsigned(builder, four, bits)) for number, four in found]
+
+
+def weight_bits(form: int) -> int:
+    """Bits of weights as they are multiplied."""
+    return 8 if form == MXFP4 else BITS[form]
 
 
 def fma(builder: Any, left: Any, right: Any, more: Any) -> Any:
@@ -124,12 +138,12 @@ def high_sum(
 
     `ahead` is prefetched.
     """
-    bits = BITS[form]
+    bits = weight_bits(form)
     total = line_sum(builder, bits, fours, row, same(I32, 0, dots.lanes), ahead, dots)
     total = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
-    if form == SIGNED4 or (form == SIGNED8 and not dots.signed):
+    if form == SIGNED4 or (bits == 8 and not dots.signed):
         middle = spread_at(builder, builder.add(mark, I64(8)), I32, dots.lanes)
-        total = builder.add(total, builder.shl(middle, same(I32, bits - 1, dots.lanes)))
+        total = builder.add(total, builder.shl(middle, same(I32, SHIFTS[form], dots.lanes)))
     return total
 
 
@@ -137,6 +151,7 @@ def add_low_sums(
     builder: Any, form: int, fours: Any, rows: Any, marks: Any, totals: Any, dots: VnniDots
 ) -> list[Any]:
     """Totals with the products by the low parts, which are left out where all of them are 0."""
+    bits = weight_bits(form)
     flags = [load(builder, builder.add(mark, I64(RECORD - 4)), I32, 4) for mark in marks]
     before = builder.block
     more = builder.append_basic_block()
@@ -144,7 +159,7 @@ def add_low_sums(
     builder.cbranch(builder.icmp_signed("!=", reduce(builder.or_, flags), I32(0)), more, after)
     builder.position_at_end(more)
     whole = [
-        line_sum(builder, BITS[form], fours, row, total, [], dots)
+        line_sum(builder, bits, fours, row, total, [], dots)
         for row, total in zip(rows, totals, strict=True)
     ]
     builder.branch(after)
@@ -195,7 +210,7 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
         ) -> None:
             """Add the products of one group of a piece, for some lanes."""
             shift = I64(LINE + index * group_bytes(form) + vector * part)
-            fours = weights_of(builder, builder.add(here, shift), bits, dots)
+            fours = weights_of(builder, builder.add(here, shift), form, dots)
             lines = [
                 builder.add(there, builder.add(shift, I64(line * LINE)))
                 for line in range(len(fours) * bits // 8 if part == 0 else 0)
@@ -249,4 +264,4 @@ def block_tile(form: int) -> Any:
     return inline(by_count(*kernels), types.void, *[types.int64] * 9)
 
 
-min4_tile, signed4_tile, signed8_tile = map(block_tile, FORMS)
+min4_tile, signed4_tile, signed8_tile, mxfp4_tile = map(block_tile, FORMS)

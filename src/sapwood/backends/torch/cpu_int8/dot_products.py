@@ -6,6 +6,7 @@ in pairs to int16, which saturates, then in fours. So weights give their sign to
 at most 2 * 128 * 127, below 2^15.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -14,6 +15,7 @@ from sapwood.backends.torch.cpu_int8.cpu_target import TARGET, TARGETS, CpuTarge
 from sapwood.backends.torch.cpu_int8.simd import F32, I8, I16, I32, WIDE, call, same, wide
 
 MIDDLE = 128  # of unsigned bytes
+LANE = 16  # bytes among which one shuffle looks them up
 
 
 class VnniDots:
@@ -29,6 +31,8 @@ class VnniDots:
         self.products = wide(F32, lanes)
         self._bytes = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         self._shorts = f"llvm.x86.avx512.vpdpwssd.{32 * lanes}"
+        wide_one = 4 * lanes > 2 * LANE
+        self._shuffle = f"llvm.x86.{'avx512.pshuf.b.512' if wide_one else 'avx2.pshuf.b'}"
 
     def prepare(self, builder: Any, weights: Any) -> Any:
         """Signed weights as `add_row` takes them."""
@@ -46,6 +50,17 @@ class VnniDots:
     def unsigned(self, builder: Any, weights: Any, bits: int) -> Any:
         """Unsigned weights of a group as `add_group` takes them."""
         return weights
+
+    def looked_up(self, builder: Any, codes: Any, table: Sequence[int], middle: int) -> Any:
+        """Bytes of a table of 16 by their numbers, as `add_group` takes 8-bit weights.
+
+        Those are unsigned, around this middle, or as they are where weights are signed.
+        """
+        count = 4 * self.lanes
+        kind = wide(I8, count)
+        bytes_ = ir.Constant(kind, [value + middle for value in table] * (count // LANE))
+        codes = builder.bitcast(codes, kind)
+        return builder.bitcast(call(builder, self._shuffle, kind, bytes_, codes), self.sums)
 
     def begin(self, builder: Any, bits: int, start: Any) -> Any:
         """Sums of a group before its products."""
@@ -110,6 +125,10 @@ class Avx2Dots(VnniDots):
             weights = builder.xor(builder.bitcast(weights, self._as_bytes), middle)
             return self.prepare(builder, weights)
         return builder.bitcast(weights, self._as_bytes)
+
+    def looked_up(self, builder: Any, codes: Any, table: Sequence[int], middle: int) -> Any:
+        """Bytes of a table of 16 by their numbers, as `prepare`."""
+        return self.prepare(builder, super().looked_up(builder, codes, table, 0))
 
     def begin(self, builder: Any, bits: int, start: Any) -> Any:
         """Sums of a group before its products; of 4 bits int16: 16 of at most 15 * 127 fit."""

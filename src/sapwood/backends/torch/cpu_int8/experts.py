@@ -67,6 +67,7 @@ def route_row(
     row: Any,  # [width], the normed input divided by `scale`
     scale: Any,
     router: Any,  # [width, experts]
+    bias: Any,  # [experts], or empty
     normalised: bool,  # shares of the chosen add up to 1
     logits: Any,  # [experts], scratch
     bits: Any,  # [experts] int32, scratch
@@ -80,7 +81,7 @@ def route_row(
         for e in range(experts):
             logits[e] += row[i] * router[i, e]
     for e in range(experts):
-        logits[e] *= scale
+        logits[e] = logits[e] * scale + bias[e] if bias.shape[0] else logits[e] * scale
     for j in range(picks.shape[0]):
         best = -1
         most = FAR
@@ -113,11 +114,12 @@ def taken(picks: Any, expert: int) -> bool:
 
 
 @compiled
-def group_rows(picks: Any, firsts: Any, active: Any, slots: Any) -> None:
+def group_rows(picks: Any, firsts: Any, active: Any, slots: Any, owners: Any) -> None:
     """Put rows of the same expert side by side.
 
     Picks [rows, chosen] are experts; firsts [experts + 1] <- first place of each expert's rows,
-    active [1 + experts] <- number of experts with rows, and these; slots [rows, chosen] <- places.
+    active [1 + experts] <- number of experts with rows, and these; slots [rows, chosen] <- places,
+    owners [rows * chosen] <- the expert of each place.
     """
     experts = firsts.shape[0] - 1
     firsts[:] = 0
@@ -134,19 +136,28 @@ def group_rows(picks: Any, firsts: Any, active: Any, slots: Any) -> None:
     for r in range(picks.shape[0]):
         for j in range(picks.shape[1]):
             slots[r, j] = filled[picks[r, j]]
+            owners[slots[r, j]] = picks[r, j]
             filled[picks[r, j]] += 1
 
 
 @compiled
 def add_experts(
-    x: Any, y: Any, scales: Any, slots: Any, shares: Any, norm: Any, eps: Any, spare: Any
-) -> None:
-    """Add the outputs of a row's experts to x [n]: those at slots of y, by their shares."""
+    x: Any, y: Any, scales: Any, slots: Any, owners: Any, shares: Any, bias: Any, norm: Any,
+    eps: Any, spare: Any,
+) -> None:  # fmt: skip
+    """Add the outputs of a row's experts to x [n]: those at slots of y, by their shares.
+
+    The experts have a bias each, [experts, n] or [experts, 0].
+    """
     spare[:] = F(0.0)
     for j in range(slots.shape[0]):
         factor = scales[slots[j]] * shares[j]
         for i in range(x.shape[0]):
             spare[i] += y[slots[j], i] * factor
+        if bias.shape[1]:
+            own = bias[owners[slots[j]]]
+            for i in range(x.shape[0]):
+                spare[i] += own[i] * shares[j]
     if norm.shape[0]:
         rate = level(spare, eps)
         for i in range(x.shape[0]):
@@ -165,6 +176,7 @@ def route_rows(extra: Any, work: Any, room: Any, layer: int, start: int, stop: i
             work.entered[r, : router.shape[0]],
             work.scales[r],
             router,
+            extra.router_bias[layer],
             extra.normalised,
             room.routes[r, 0],
             room.routes[r, 1].view(np.int32),
@@ -219,9 +231,9 @@ def gate_experts(
         open_gate_with(
             row[: net.inner],
             row[net.inner : 2 * net.inner],
-            extra.gate_bias[layer],
+            extra.gate_bias[layer, room.owners[slot]],
             room.scales[slot],
-            extra.activation,
+            extra.gate,
             entered,
             work.bits[worker, : net.inner],
         )

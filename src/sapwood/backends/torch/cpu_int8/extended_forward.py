@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sapwood.backends.torch.cpu_int8.attention import mass_with_sink
 from sapwood.backends.torch.cpu_int8.attention_pass import (
     divide,
     gather,
@@ -65,6 +66,7 @@ from sapwood.backends.torch.cpu_int8.pass_args import (
 )
 from sapwood.backends.torch.cpu_int8.pointwise import (
     EXACT,
+    FAR,
     UNIT,
     VALUE_LEVELS,
     F,
@@ -113,8 +115,8 @@ def add_rows(
     if part == 1 and extra.routers.shape[2]:
         for r in range(start, stop):
             add_experts(
-                work.stream[r], work.products, room.scales, room.slots[r], room.shares[r], norm,
-                net.eps, work.entered[r, :width],
+                work.stream[r], work.products, room.scales, room.slots[r], room.owners,
+                room.shares[r], extra.down_bias[layer], norm, net.eps, work.entered[r, :width],
             )  # fmt: skip
     else:
         bias = extra.add_bias[layer, part]
@@ -162,7 +164,7 @@ def gate_columns(
 ) -> None:
     """Some columns of the gated MLP."""
     bits = work.bits[worker, : stop - start]
-    bias = extra.gate_bias[layer, :, start:stop]
+    bias = extra.gate_bias[layer, 0, :, start:stop]
     for r in range(work.stream.shape[0]):
         row = work.products[r]
         open_gate_with(
@@ -170,7 +172,7 @@ def gate_columns(
             row[net.inner + start : net.inner + stop],
             bias,
             work.scales[r],
-            extra.activation,
+            extra.gate,
             work.entered[r, start:stop],
             bits,
         )
@@ -222,10 +224,11 @@ def softmax_terms(
     first: int,
     seen: Any,
     cap: Any,
+    sink: Any,
     scratch: Any,
     marks: Any,
 ) -> Any:
-    """`attention_pass.softmax_terms` with soft caps."""
+    """`attention_pass.softmax_terms` with soft caps and sinks."""
     keys = row.shape[0]
     start = row.ctypes.data
     for j in range(min(first, length)):
@@ -239,7 +242,7 @@ def softmax_terms(
     mass = F(total) / F(UNIT)
     part = F(EXACT // VALUE_LEVELS - 1 - int(marks[2])) / (mass * marks[1])
     marks[1] = part
-    return F(1.0) / (part * mass)
+    return F(1.0) / (part * mass_with_sink(mass, marks[0], sink))
 
 
 @inlined
@@ -264,9 +267,11 @@ def read_group(
     seen = sessions.seen[sight, piece[SEEN] + place * most : piece[SEEN] + place * most + nodes]
     sums[:] = F(0.0)
     for g in range(group):
+        h = k * group + g
+        sink = extra.sinks[layer, h] if extra.sinks.shape[1] else FAR
         marks[3 + g] = softmax_terms(
-            weights[g, :keys], work.steps[r, k * group + g], sizes[:, k], runs, piece[LENGTH],
-            sessions.oldest[sight, r], seen, extra.attention_cap, room.caps[worker], marks,
+            weights[g, :keys], work.steps[r, h], sizes[:, k], runs, piece[LENGTH],
+            sessions.oldest[sight, r], seen, extra.attention_cap, sink, room.caps[worker], marks,
         )  # fmt: skip
         divide(weights[g, :keys], sizes[:, k], runs, marks[1], planes[1, k], shares[g], sums[:, g])
     gather(shares, planes[1, k], runs, sums, keys)
@@ -325,7 +330,7 @@ def act(
     elif kind == ROUTE:
         route_rows(extra, work, room, layer, start, stop)
     elif kind == GROUP:
-        group_rows(room.picks, room.firsts, room.active, room.slots)
+        group_rows(room.picks, room.firsts, room.active, room.slots, room.owners)
     elif kind == COPY:
         copy_rows(work, room, extra.experts[layer, 0, 0, INPUTS], start, stop)
     elif kind == EXPERT:

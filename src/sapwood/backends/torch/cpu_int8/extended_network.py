@@ -49,27 +49,38 @@ def tables_of(net: LlamaModel, layers: Sequence[Int8Layer]) -> ExtraTables:
     extras = [layer.extras for layer in layers]
     empty = np.empty(0, np.float32)
     norms = [layer.row_norms for layer in extras]
-    gates = [layer.gate_up_bias for layer in extras]
+    sums = [(layer.out_bias, None if net.experts else layer.down_bias) for layer in extras]
     return ExtraTables(
         pre_norms=np.array([layer.pre_norms for layer in extras]),
         post_norms=np.stack(
             [both(layer.post_norms or (None, None), net.width) for layer in extras]
         ),
         row_norms=np.stack([empty if two is None else floats(torch.cat(two)) for two in norms]),
-        add_bias=np.stack([both((layer.out_bias, layer.down_bias), net.width) for layer in extras]),
-        gate_bias=np.stack(
-            [
-                np.empty((2, 0), np.float32) if bias is None else floats(bias).reshape(2, -1)
-                for bias in gates
-            ]
-        ),
-        activation=pointwise.ACTIVATIONS[net.activation],
+        add_bias=np.stack([both(two, net.width) for two in sums]),
+        gate_bias=np.stack([gate_bias_of(net, layer.gate_up_bias) for layer in extras]),
+        gate=pointwise.gate_form(net.activation, net.gate_slope, net.gate_limit),
+        sinks=np.stack([layer.sinks for layer in layers]),
         attention_cap=np.float32(net.attention_cap),
         logit_cap=np.float32(net.logit_cap),
         routers=np.stack([router_of(net, layer.router) for layer in extras]),
+        router_bias=np.stack(
+            [empty if layer.router_bias is None else floats(layer.router_bias) for layer in extras]
+        ),
+        down_bias=np.stack([down_bias_of(net, layer.down_bias) for layer in extras]),
         experts=np.array([expert_places(layer) for layer in layers]),
         normalised=net.normalised,
     )
+
+
+def gate_bias_of(net: LlamaModel, bias: Tensor | None) -> Floats:
+    """Biases of gate and up, [experts or 1, 2, inner]; [experts or 1, 2, 0] if there are none."""
+    count = max(net.experts, 1)
+    return floats(torch.empty(count, 2, 0) if bias is None else bias.reshape(count, 2, -1))
+
+
+def down_bias_of(net: LlamaModel, bias: Tensor | None) -> Floats:
+    """Biases of the down projections of experts, [experts, width] or [experts, 0]."""
+    return floats(torch.empty(net.experts, 0) if bias is None or not net.experts else bias)
 
 
 def router_of(net: LlamaModel, router: Tensor | None) -> Floats:
@@ -128,6 +139,7 @@ class ExtendedRunner(PassRunnerCpu):
             picks=np.empty((rows, chosen), np.int64),
             shares=np.empty((rows, chosen), np.float32),
             slots=np.empty((rows, chosen), np.int64),
+            owners=np.empty(places, np.int64),
             firsts=np.empty(experts + 1, np.int64),
             active=np.empty(experts + 1, np.int64),
             routed=aligned(MOST_LINES * places, self.longest, dtype=np.uint8),
@@ -230,7 +242,7 @@ class ExtendedNetwork(Int8Network):
         gated, gated_array = pair(len(x), self.net.inner)
         bits = np.empty(self.net.inner, np.int32)
         pointwise.gate_with(
-            y, self.extra.gate_bias[index], scales, self.extra.activation, gated_array, scales, bits
+            y, self.extra.gate_bias[index, 0], scales, self.extra.gate, gated_array, scales, bits
         )
         return layer.down(gated).numpy()
 
@@ -244,11 +256,12 @@ class ExtendedNetwork(Int8Network):
         routes = np.empty((2, net.experts), np.float32)
         for r, row in enumerate(entered.numpy()):
             experts.route_row(
-                row, scales[r], self.extra.routers[index], self.extra.normalised,
-                routes[0], routes[1].view(np.int32), picks[r], shares[r],
+                row, scales[r], self.extra.routers[index], self.extra.router_bias[index],
+                self.extra.normalised, routes[0], routes[1].view(np.int32), picks[r], shares[r],
             )  # fmt: skip
         firsts, active = (np.empty(net.experts + 1, np.int64) for _ in range(2))
-        experts.group_rows(picks, firsts, active, slots)
+        owners = np.empty(rows * net.chosen, np.int64)
+        experts.group_rows(picks, firsts, active, slots, owners)
         chooser = np.empty(rows * net.chosen, np.int64)  # the row of each place
         chooser[slots] = np.arange(rows)[:, None]
         y = np.empty((rows * net.chosen, net.width), np.float32)
@@ -259,14 +272,17 @@ class ExtendedNetwork(Int8Network):
             mine = slice(firsts[e], firsts[e + 1])
             ups = parts_of(layer.gate_up)[e](entered[torch.from_numpy(chooser[mine])]).numpy()
             pointwise.gate_with(
-                ups, self.extra.gate_bias[index], factors[mine], self.extra.activation,
+                ups, self.extra.gate_bias[index, e], factors[mine], self.extra.gate,
                 gated_array[mine], factors[mine], bits,
             )  # fmt: skip
             y[mine] = parts_of(layer.down)[e](gated[mine]).numpy()
         norm = self.extra.post_norms[index, 1]
         spare = np.empty(net.width, np.float32)
         for r, row in enumerate(x.numpy()):
-            experts.add_experts(row, y, factors, slots[r], shares[r], norm, self.eps, spare)
+            experts.add_experts(
+                row, y, factors, slots[r], owners, shares[r], self.extra.down_bias[index], norm,
+                self.eps, spare,
+            )  # fmt: skip
 
     def _scaled_inputs(self, index: int, norm: Floats, x: Tensor, scales: Floats) -> Tensor:
         """Inputs of a sublayer in [-1, 1], [rows, width]."""

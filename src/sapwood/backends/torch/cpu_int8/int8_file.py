@@ -32,7 +32,7 @@ HEAD = "head"
 TENSORS = ("rates", "embedding", "layers", "norm", "head", "other_angles")  # of LlamaModel
 # of LayerExtras
 PAIRS = ("post_norms", "row_norms")
-VECTORS = ("out_bias", "gate_up_bias", "down_bias", "router")
+VECTORS = ("out_bias", "gate_up_bias", "down_bias", "router", "router_bias", "sinks")
 
 Arrays = dict[str, Array]
 

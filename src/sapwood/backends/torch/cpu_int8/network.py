@@ -52,6 +52,7 @@ class Int8Layer:
         self.window = layer.window
         self.rotary = layer.rotary
         self.extras = layer.extras or LayerExtras()
+        self.sinks = NONE if self.extras.sinks is None else floats(self.extras.sinks)
 
     def rounded(self, bits: int) -> "Int8Layer":
         """The same layer in fewer bits."""
@@ -356,7 +357,7 @@ class Int8Network:
                 piece.size_array[2 * index : 2 * index + 2],
                 self.levels,
             )
-            piece.softmax_weights(index, layer.window, self.cap)
+            piece.softmax_weights(index, layer.window, self.cap, layer.sinks)
             attention.collect(piece.sum_array, piece.results, out[rows], scales[rows])
 
     def _turns(self, positions: IntArray) -> Floats:

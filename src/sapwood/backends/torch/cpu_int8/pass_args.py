@@ -50,11 +50,14 @@ class ExtraTables(NamedTuple):
     post_norms: Any  # [layers, 2, width], of the outputs of attention and MLP
     row_norms: Any  # [layers, outputs of queries and keys]
     add_bias: Any  # [layers, 2, width], of attention output and down projection
-    gate_bias: Any  # [layers, outputs of gate and up]
-    activation: Any  # of the gate
+    gate_bias: Any  # [layers, experts or 1, 2, inner], of gate and up
+    gate: Any  # GateForm
+    sinks: Any  # [layers, heads]
     attention_cap: Any  # soft caps, 0 for none
     logit_cap: Any
     routers: Any  # [layers, width, experts]
+    router_bias: Any  # [layers, experts]
+    down_bias: Any  # [layers, experts, width], of down projections of experts
     experts: Any  # [layers, 2, experts, 6] int64, gate and up, down: as in places
     normalised: Any  # bool, shares of a row's experts add up to 1
 
@@ -67,6 +70,7 @@ class ExtraScratch(NamedTuple):
     picks: Any  # [rows, chosen] int64, experts of each row
     shares: Any  # [rows, chosen], of their outputs
     slots: Any  # [rows, chosen] int64, places among the rows of all experts
+    owners: Any  # [rows * chosen] int64, expert of each place
     firsts: Any  # [experts + 1] int64, first place of each expert
     active: Any  # [1 + experts] int64, number of experts with rows, and these
     routed: Any  # [MOST_LINES * rows * chosen, longest input] uint8, quantised rows at their places

@@ -7,7 +7,7 @@ float32 unless noted.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
@@ -69,6 +69,15 @@ def exponentiate(x: Any, bits: Any) -> None:
         bits[i] = (I(whole) + I(127)) << I(23)
     for i in range(x.shape[0]):
         x[i] *= powers[i]
+
+
+@compiled
+def exponential(x: Any) -> Any:
+    """exp(x) for one x, with the bits of `exponentiate`."""
+    one = np.empty(1, np.float32)
+    one[0] = x
+    exponentiate(one, np.empty(1, np.int32))
+    return one[0]
 
 
 @compiled
@@ -164,45 +173,66 @@ def join(y: Any) -> None:
             y[r, i] += y[count + r, i] * F(1 / (2 * GRID))
 
 
-SILU, GELU_TANH = range(2)  # activations of the gate
-ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
+SILU, GELU_TANH, SWIGLU_OAI = range(3)  # activations of the gate
+ACTIVATIONS = {
+    "silu": SILU,
+    "swish": SILU,
+    "gelu_pytorch_tanh": GELU_TANH,
+    "swigluoai": SWIGLU_OAI,  # of gpt-oss: clamped, and one is added to up
+}
+
+
+class GateForm(NamedTuple):
+    """Form of a gated MLP: from gate and up to the input of the down projection."""
+
+    activation: Any
+    slope: Any  # of the gate in the sigmoid
+    limit: Any  # that clamps gate and up; infinite for none
+    lift: Any  # added to up
+
+
+def gate_form(activation: str, slope: float = 1.0, limit: float = 0.0) -> GateForm:
+    """The form of an activation by its name; a limit of 0 is none."""
+    kind = ACTIVATIONS[activation]
+    most = limit if limit > 0 else np.inf
+    return GateForm(kind, F(slope), F(most), F(1.0 if kind == SWIGLU_OAI else 0.0))
 
 
 @inlined
-def gate_exponent(value: Any, activation: int) -> Any:
+def gate_exponent(value: Any, form: Any) -> Any:
     """The x of an activation value / (1 + exp(-x))."""
-    if activation == GELU_TANH:
+    if form.activation == GELU_TANH:
         cubed = F(0.044715) * (value * value * value)
         return F(1.5957691216057308) * (value + cubed)  # 2 sqrt(2 / pi)
-    return value
+    return value * form.slope
 
 
 @compiled
 def open_gate_with(
-    gates: Any, ups: Any, bias: Any, factor: Any, activation: int, out: Any, bits: Any
+    gates: Any, ups: Any, bias: Any, factor: Any, form: Any, out: Any, bits: Any
 ) -> None:
-    """`open_gate` with any activation; `gates` and `ups` have `bias` [2, n] or [2, 0] added."""
+    """`open_gate` of any form; `gates` and `ups` have `bias` [2, n] or [2, 0] added."""
     biased = bias.shape[1] > 0
     for i in range(out.shape[0]):
         opened = gates[i] * factor + bias[0, i] if biased else gates[i] * factor
-        out[i] = -abs(gate_exponent(opened, activation))
+        out[i] = -abs(gate_exponent(min(opened, form.limit), form))
     exponentiate(out, bits)
     for i in range(out.shape[0]):
         opened = gates[i] * factor + bias[0, i] if biased else gates[i] * factor
         other = ups[i] * factor + bias[1, i] if biased else ups[i] * factor
+        opened = min(opened, form.limit)
+        other = max(min(other, form.limit), -form.limit) + form.lift
         small = out[i]
         share = F(1.0) / (F(1.0) + small)
         out[i] = opened * (share if opened >= F(0.0) else small * share) * other
 
 
 @compiled
-def gate_with(
-    y: Any, bias: Any, factors: Any, activation: int, out: Any, scales: Any, bits: Any
-) -> None:
-    """`gate` with any activation, and a bias [2, inner] or [2, 0]."""
+def gate_with(y: Any, bias: Any, factors: Any, form: Any, out: Any, scales: Any, bits: Any) -> None:
+    """`gate` of any form, with a bias [2, inner] or [2, 0]."""
     inner = out.shape[1]
     for r in range(y.shape[0]):
-        open_gate_with(y[r, :inner], y[r, inner:], bias, factors[r], activation, out[r], bits)
+        open_gate_with(y[r, :inner], y[r, inner:], bias, factors[r], form, out[r], bits)
         scales[r] = shrink(out[r], out[r])
 
 

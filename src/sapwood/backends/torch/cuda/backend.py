@@ -47,7 +47,7 @@ class CudaBackend(TorchBackend):
         self, model: Any, name: str = "", slots: int = 0, found: LlamaModel | None = None
     ) -> None:
         found = found or describe(model)
-        if found is None:
+        if found is None or found.cpu_only:
             raise SapwoodError(
                 f"{name or type(model).__name__} is not Llama-like; use the torch backend for it"
             )
