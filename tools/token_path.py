@@ -2,6 +2,7 @@
 
 python -m tools.token_path --device cpu       trace a decode on the CPU
 python -m tools.token_path --device cuda      trace one on the GPU, or in Triton's interpreter
+python -m tools.token_path --device rounds    trace rounds that requests share on the device
 python -m tools.token_path --device server    trace a request to the server
 python -m tools.token_path --check            compare the lists of the CPU and the server
 
@@ -31,10 +32,12 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "token-path.md"
 SOURCE = f"{ROOT / 'src' / 'sapwood'}{os.sep}"
 PROMPT = "abcabdabcabeabcabd" * 2
+DEVICES = ("cpu", "cuda", "rounds", "server")
 FIRST, LAST = 4, 20  # rounds that are traced
 BLOCK = re.compile(r"(<!-- path:(?P<name>\w+) -->\n).*?(<!-- /path -->)", re.DOTALL)
 GRAPH = "cuda/cuda_graph.py"
 WIDTH = 64  # of the small model
+ROUNDS_BEFORE, ROUNDS_TRACED = 4, 4  # on the device
 
 
 class FileTrace:
@@ -156,6 +159,42 @@ def decode_files(device: str) -> list[str]:
     return list(trace.files)
 
 
+def round_files() -> list[str]:
+    """Files that the tokens of two requests pass while they share rounds on the device."""
+    import pytest
+    import torch
+    from tests.helpers import tiny_models, triton_mode
+    from tests.helpers.eagle_heads import tame_head
+    from tests.helpers.engine_rounds import make_text
+    from tests.helpers.round_target import RoundTarget
+    from tests.helpers.scheduler_harness import Stage
+
+    from sapwood.controllers.fixed import Fixed
+    from sapwood.core.sampling import Sampling
+    from sapwood.drafters.heads.eagle3 import Eagle3
+    from sapwood.estimators.raw import Raw
+    from sapwood.policies.beam import Beam
+    from sapwood.recipe import Recipe
+    from sapwood.verifiers.match import Match
+
+    trace = FileTrace()
+    triton_mode.require()
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        triton_mode.few_programs(patch)
+        target = RoundTarget(tiny_models.make("llama").to(triton_mode.DEVICE), "tiny")
+        policy = Beam(beam=2, estimator=Raw())
+        controller = Fixed(nodes=3, depth=2, width=3)
+        stage = Stage(target, Recipe(Eagle3(head=tame_head()), policy, Match(), controller))
+        for number in range(2):
+            stage.ask(make_text(4, number), Sampling(max_tokens=24))
+        with trace.installed():
+            stage.run(ROUNDS_BEFORE)
+            trace.on = True
+            stage.run(ROUNDS_TRACED)
+            trace.on = False
+    return list(trace.files)
+
+
 def server_files() -> list[str]:
     """Files of the server, the engine and the tokenizer that a chat request passes."""
     from tests.helpers import asgi_client
@@ -190,7 +229,8 @@ def committed(name: str) -> list[str]:
 
 def traced(name: str) -> list[str]:
     """A fresh list."""
-    return server_files() if name == "server" else decode_files(name)
+    special = {"server": server_files, "rounds": round_files}
+    return special[name]() if name in special else decode_files(name)
 
 
 def write(name: str) -> None:
@@ -206,7 +246,7 @@ def write(name: str) -> None:
 def main(arguments: list[str]) -> int:
     """Write a list, or compare; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda", "server"), action="append", default=[])
+    parser.add_argument("--device", choices=DEVICES, action="append", default=[])
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args(arguments)
     if not given.check:
