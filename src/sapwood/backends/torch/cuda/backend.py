@@ -451,4 +451,3 @@ def with_prompts(
             for text, chunk in zip(texts, chunks, strict=True)
         ],
     )
-

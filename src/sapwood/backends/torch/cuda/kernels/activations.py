@@ -22,7 +22,7 @@ def open_gate(gate, up, gelu: tl.constexpr):
 
 @triton.jit
 def soft_cap(x, cap: tl.constexpr):
-    """cap * tanh(x / cap); x itself if the cap is 0."""
+    """The soft cap cap * tanh(x / cap); x itself if the cap is 0."""
     if cap > 0:
         x = cap * (2 * tl.sigmoid(x * (2 / cap)) - 1)
     return x
