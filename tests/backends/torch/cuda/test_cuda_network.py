@@ -15,8 +15,14 @@ from sapwood.core.tree import Tree
 from sapwood.errors import OutOfMemory, SapwoodError
 from sapwood.testing import backend_contract
 from tests.helpers import tiny_models
-from tests.helpers.int8_targets import EXPERTS, EXTENDED, LLAMA_LIKE, RELATED
-from tests.helpers.triton_mode import CUDA, DEVICE, few_programs, require
+from tests.helpers.int8_targets import (
+    EVERY_KERNEL,
+    EXPERTS,
+    EXTENDED,
+    LLAMA_LIKE,
+    RELATED,
+)
+from tests.helpers.triton_mode import CUDA, DEVICE, chosen, few_programs, require
 
 require()
 
@@ -38,10 +44,6 @@ from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
 
 NAMES = (*LLAMA_LIKE, *RELATED, *EXTENDED, *EXPERTS)
-MARKED = [  # each of the others is chosen for the interpreter: it has kernels of its own
-    pytest.param(name, marks=pytest.mark.interpreter) if name not in LLAMA_LIKE else name
-    for name in NAMES
-]
 CLOSE = 2e-3 if CUDA else 1e-4
 MANY = 21 if CUDA else 7  # nodes of a tree
 
@@ -53,7 +55,7 @@ def wide_tiles() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=MARKED)
+@pytest.fixture(scope="module", params=chosen(NAMES, EVERY_KERNEL))
 def pair(request: pytest.FixtureRequest) -> tuple[TorchBackend, CudaBackend]:
     """The same model twice: as it is, and fused."""
     model = tiny_models.make(request.param).to(DEVICE)

@@ -11,8 +11,8 @@ from sapwood.core.protocols import PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.tree import Tree
 from sapwood.testing import backend_contract
 from tests.helpers import tiny_models
-from tests.helpers.int8_targets import EXPERTS, EXTENDED, RELATED
-from tests.helpers.triton_mode import CUDA, DEVICE, few_programs, require
+from tests.helpers.int8_targets import EVERY_KERNEL, EXPERTS, EXTENDED, RELATED
+from tests.helpers.triton_mode import CUDA, DEVICE, chosen, few_programs, require
 
 require()
 
@@ -73,12 +73,10 @@ def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(
         session.commit([0])
 
 
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.interpreter) for name in (*RELATED, *EXTENDED, *EXPERTS)
-]
+OTHERS = (*RELATED, *EXTENDED, *EXPERTS)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", chosen(OTHERS, EVERY_KERNEL))
 def test_a_row_of_another_architecture_has_the_bits_of_the_row_alone(name: str) -> None:
     model = tiny_models.make(name, torch.bfloat16 if CUDA else torch.float32)
     backend = CudaBackend(model.to(DEVICE))
