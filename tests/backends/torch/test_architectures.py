@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from sapwood.backends.torch.architectures import describe, share_weights
 from tests.helpers import tiny_models
@@ -68,6 +69,15 @@ def test_other_architectures_have_no_description(name: str) -> None:
 )
 def test_an_option_that_the_layers_lack_is_not_described(name: str, option: dict[str, Any]) -> None:
     assert describe(tiny_models.make(name, **option)) is None
+
+
+def test_a_model_of_images_and_text_has_no_description() -> None:
+    text = {**tiny_models.COMMON, "head_dim": 8}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    vision = {**sizes, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    auto: Any = transformers.AutoModelForCausalLM
+    assert describe(auto.from_config(config)) is None
 
 
 def test_a_tensor_that_is_not_known_is_not_left_out() -> None:

@@ -61,8 +61,11 @@ def frame(model: Any) -> LlamaModel | None:
     """The description without its layers; None if the model cannot be run exactly."""
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
-    if family is None or (found := llama.frame(model)) is not None:
-        return None if family is None else found
+    # a model of images and text keeps its layers one level deeper
+    if family is None or "layers" not in dict(model.model.named_children()):
+        return None
+    if (found := llama.frame(model)) is not None:
+        return found
     body = model.model
     if not runs(config) or model.lm_head.bias is not None or unknown(body.layers, family):
         return None

@@ -96,17 +96,13 @@ def _route(
     weights = tl.exp(values - tl.max(values, 0))
     found = tl.zeros((tile_c,), tl.int32)
     parts = tl.zeros((tile_c,), tl.float32)
-    total = tl.sum(weights, 0)
-    if normalised:
-        total = 0.0
     for place in range(chosen):
         best = tl.minimum(tl.argmax(values, 0, tie_break_left=True), experts - 1).to(tl.int32)
         weight = tl.sum(tl.where(ids == best, weights, 0.0), 0)
         found = tl.where(places == place, best, found)
         parts = tl.where(places == place, weight, parts)
-        if normalised:
-            total += weight
         values = tl.where(ids == best, float("-inf"), values)
+    total = tl.sum(parts if normalised else weights, 0)
     used = tl.load(slots + row) >= 0
     held = places < chosen
     tl.store(picks + row * chosen + places, tl.where(used, found, -1), held)
