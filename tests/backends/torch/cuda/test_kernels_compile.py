@@ -26,6 +26,8 @@ CASES = {
     "10.0": ["--rows", "64", "--part", "3", "4", "--models", "8b-norms", *OTHERS],
     "12.0": ["--rows", "128", "--part", "2", "4", "--models", "135m", *OTHERS],
 }
+# each launch is made by one model only: rows that are normed before they are read
+OF_WIDE_MODELS = {"pointwise._prepare"}
 UNKNOWN = "is not defined for option 'gpu-name'"  # says an assembler about a newer capability
 
 
@@ -55,7 +57,8 @@ def compile_for(capability: str, cache: Path) -> str:
         return f"the assembler of this triton does not know capability {capability}"
     if done.returncode:
         return f"{capability}: {done.stdout[-4000:]}{done.stderr[-2000:]}"
-    missing = kernels() - {line.split()[0] for line in done.stdout.splitlines()}
+    wanted = kernels() - (OF_WIDE_MODELS if "135m" in CASES[capability] else set())
+    missing = wanted - {line.split()[0] for line in done.stdout.splitlines()}
     return f"{capability}: not compiled: {sorted(missing)}" if missing else ""
 
 
