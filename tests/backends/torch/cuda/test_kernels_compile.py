@@ -19,12 +19,12 @@ OTHERS = ("gemma", "olmoe")  # whose passes have kernels of their own
 # them. Every kernel is compiled for every card; its variants are dealt to the cards that run models
 # of about the same kernels.
 CASES = {
-    "8.0": ["--rows", "128", "--part", "0", "4", "--models", "135m", *OTHERS],
+    "8.0": ["--rows", "128", "--part", "0", "2", "--models", "135m", *OTHERS],
     "8.6": ["--rows", "16", "--part", "0", "4", "--models", "8b", *OTHERS],
     "8.9": ["--rows", "64", "--part", "1", "4", "--models", "8b-norms", *OTHERS],
     "9.0": ["--rows", "16", "--part", "2", "4", "--models", "8b", *OTHERS],
     "10.0": ["--rows", "64", "--part", "3", "4", "--models", "8b-norms", *OTHERS],
-    "12.0": ["--rows", "128", "--part", "2", "4", "--models", "135m", *OTHERS],
+    "12.0": ["--rows", "128", "--part", "1", "2", "--models", "135m", *OTHERS],
 }
 # each launch is made by one model only: rows that are normed before they are read
 OF_WIDE_MODELS = {"pointwise._prepare"}
