@@ -50,13 +50,36 @@ class ModelSizes:
     inner: int
     dtype: torch.dtype
     head_norms: bool = False  # norms of queries and keys
+    row_norms: bool = False  # over all of them
+    post_norms: bool = False  # of the outputs of attention and MLP
+    biased: bool = False  # output projection and MLP
+    activation: str = "silu"
+    cap: float = 0.0  # of attention and logits
+    embedding_scale: float = 1.0
+    window: int = 0
+    angles: int = 1  # tables of rotary angles
+    experts: int = 0
+    chosen: int = 0
+
+    @property
+    def drafted(self) -> bool:
+        """True if a draft and its verification are compiled too: heads have sizes of their own."""
+        return not (self.row_norms or self.post_norms)
 
 
 MODELS = {
     "135m": ModelSizes(9, 3, 64, 576, 1536, torch.float16),  # SmolLM2
     "8b": ModelSizes(32, 8, 128, 4096, 14336, torch.bfloat16),
     "8b-norms": ModelSizes(32, 8, 128, 4096, 12288, torch.bfloat16, head_norms=True),
-}
+    # parts of gemma 2 and 3, with biases; of olmo 2 and olmoe
+    "gemma": ModelSizes(
+        16, 8, 256, 3840, 15360, torch.bfloat16, head_norms=True, post_norms=True, biased=True,
+        activation="gelu_pytorch_tanh", cap=30.0, embedding_scale=62.0, window=1024, angles=2,
+    ),
+    "olmoe": ModelSizes(
+        16, 16, 128, 2048, 1024, torch.bfloat16, row_norms=True, experts=64, chosen=8
+    ),
+}  # fmt: skip
 
 
 Variants = dict[Any, dict[Any, int]]  # kernel -> key of a variant -> its number
@@ -156,15 +179,13 @@ def imagine(name: str) -> list[Any]:
 
 def a_pass(rows: int, sizes: ModelSizes) -> None:
     """Launch the kernels of one layer, and those before and after all layers."""
-    from sapwood.backends.torch.cuda.kernels.launch import EARLY
     from sapwood.backends.torch.cuda.kernels.linear import project
     from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows, normalise
     from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers, NormScale, PrenormRows
-    from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes, project_heads
+    from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes
 
     width = sizes.width
     heads = HeadSizes(sizes.queries, sizes.keys, sizes.head_width)
-    inside = heads.queries * heads.width  # outputs of attention
 
     def some(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=sizes.dtype)
@@ -176,34 +197,99 @@ def a_pass(rows: int, sizes: ModelSizes) -> None:
     numbers = torch.zeros(rows, dtype=torch.int64)
     x = stream()
     middle = stream()
-    planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
-    turns = torch.zeros(rows, heads.width)
+    turns = torch.zeros(sizes.angles, rows, heads.width)
     embed_rows(
         x,
         some(VOCAB, width),
         numbers,
         numbers,
-        torch.zeros(LENGTHS[0], heads.width),
+        torch.zeros(LENGTHS[0], sizes.angles * heads.width),
         numbers,
         turns,
+        sizes.embedding_scale,
     )
-    norm = some(heads.width) if sizes.head_norms else None
-    project_heads(
-        x, some(heads.all * heads.width, width), some(rows, heads.queries, heads.width), planes,
-        heads=heads, angles=turns, slots=numbers, query_norm=norm, key_norm=norm,
-    )  # fmt: skip
-    attentions(rows, heads, some)
-    project(some(rows, inside), some(width, inside), middle, residual=x.x)
-    inner = some(rows, sizes.inner)
-    ahead = some(1 << 20) if EARLY.value else None  # the prefetch needs as new a device
-    project(middle, some(2 * sizes.inner, width), inner, gate=True, ahead=ahead)
-    project(inner, some(width, sizes.inner), x, residual=middle.x)
-    project(x, some(VOCAB, width), some(rows, VOCAB))
+    projected_heads(x, turns[0], heads, sizes, some)
+    attentions(rows, heads, some, sizes)
+    sublayer_end(some(rows, heads.queries * heads.width), x, middle, sizes, some)
+    mlp(middle, x, sizes, some)
+    project(x, some(VOCAB, width), some(rows, VOCAB), cap=sizes.cap)
     normalise(x.x, x.scale, some(rows, width))
     best_tokens(some(rows, VOCAB), numbers)
 
 
-def attentions(rows: int, heads: Any, some: Callable[..., torch.Tensor]) -> None:
+def projected_heads(
+    x: Any, turns: torch.Tensor, heads: Any, sizes: ModelSizes, some: Callable[..., torch.Tensor]
+) -> None:
+    """Launch the projection of queries, keys and values."""
+    from sapwood.backends.torch.cuda.kernels.linear import project
+    from sapwood.backends.torch.cuda.kernels.qkv import project_heads
+    from sapwood.backends.torch.cuda.kernels.row_norms import turn_rows
+
+    rows = len(x.x)
+    numbers = torch.zeros(rows, dtype=torch.int64)
+    planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
+    weight = some(heads.all * heads.width, sizes.width)
+    queries = some(rows, heads.queries, heads.width)
+    if sizes.row_norms:
+        made = some(rows, heads.all * heads.width)
+        norms = some(heads.queries * heads.width), some(heads.keys * heads.width)
+        for inputs in (x, x.x):  # with a norm before it, and without
+            project(inputs, weight, made)
+        turn_rows(
+            made, queries, planes, heads=heads, norms=norms, eps=1e-5, angles=turns, slots=numbers
+        )
+        return
+    norm = some(heads.width) if sizes.head_norms else None
+    project_heads(
+        x, weight, queries, planes, heads=heads, angles=turns, slots=numbers, query_norm=norm,
+        key_norm=norm,
+    )  # fmt: skip
+
+
+def sublayer_end(
+    inner: torch.Tensor, x: Any, out: Any, sizes: ModelSizes, some: Callable[..., torch.Tensor]
+) -> None:
+    """Launch the last projection of a sublayer, whose outputs are added to the rows x."""
+    from sapwood.backends.torch.cuda.kernels.linear import project
+    from sapwood.backends.torch.cuda.kernels.pointwise import add_normed
+
+    width = sizes.width
+    weight = some(width, inner.shape[1])
+    bias = some(width) if sizes.biased else None
+    project(inner, weight, out, bias=bias, residual=x.x)
+    if sizes.post_norms:
+        made = some(len(inner), width)
+        project(inner, weight, made)
+        for leaves in (False, True):
+            add_normed(made, torch.ones(width), x.x, out, leaves=leaves)
+
+
+def mlp(middle: Any, x: Any, sizes: ModelSizes, some: Callable[..., torch.Tensor]) -> None:
+    """Launch an MLP, or a mixture of experts."""
+    from sapwood.backends.torch.cuda.kernels.experts import ExpertBuffers, add_experts
+    from sapwood.backends.torch.cuda.kernels.launch import EARLY
+    from sapwood.backends.torch.cuda.kernels.linear import project
+
+    rows, width, experts = len(x.x), sizes.width, sizes.experts
+    inner = some(rows, sizes.inner)
+    gates = some(2 * sizes.inner, width)
+    bias = some(2 * sizes.inner) if sizes.biased else None
+    ahead = some(1 << 20) if EARLY.value else None  # the prefetch needs as new a device
+    inputs = [middle.x, middle] if sizes.post_norms else [middle]
+    for each in inputs if not experts else ():
+        project(each, gates, inner, gate=True, activation=sizes.activation, bias=bias, ahead=ahead)
+    if not experts:
+        sublayer_end(inner, middle, x, sizes, some)
+        return
+    buffers = ExpertBuffers.make(some(1), rows, experts, sizes.chosen, sizes.inner, width)
+    add_experts(
+        middle, some(experts, width), some(experts, 2 * sizes.inner, width),
+        some(experts, width, sizes.inner), x, buffers, torch.zeros(rows, dtype=torch.int64),
+        normalised=False, activation=sizes.activation,
+    )  # fmt: skip
+
+
+def attentions(rows: int, heads: Any, some: Callable[..., torch.Tensor], sizes: ModelSizes) -> None:
     """Launch attention of short and long texts, of chains and trees."""
     from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
     from sapwood.backends.torch.cuda.kernels.attention_tiles import FIELDS, WORD
@@ -220,6 +306,7 @@ def attentions(rows: int, heads: Any, some: Callable[..., torch.Tensor]) -> None
             attend(
                 queries, planes, queries.clone(), heads=heads, blocks=blocks, positions=numbers,
                 paths=open_paths(words, numbers, blocks, tiles), scale=0.1, tiles=tiles,
+                window=sizes.window, cap=sizes.cap,
             )  # fmt: skip
 
 
@@ -349,6 +436,8 @@ def a_round(rows: int, sizes: ModelSizes) -> None:
     """Launch every kernel of a round once: pass, draft and what is between them."""
     with torch.inference_mode():
         a_pass(rows, sizes)
+        if not sizes.drafted:
+            return
         builder = a_draft(sizes)
         a_verdict(rows, sizes, builder)
         a_batch_verdict(sizes, builder)

@@ -15,6 +15,12 @@ LLAMA_LIKE = ["llama", "mistral", "qwen2", "qwen2-mixed", "qwen3"]
 RELATED = ["phi3", "phi3-partial", "smollm3", "granite"]
 EXTENDED = ["llama-biased", "olmo2", "olmo3", "gemma2-eager", "gemma3", "gemma3-caps"]
 EXPERTS = ["mixtral", "qwen3-moe", "olmoe", "gpt-oss-eager"]
+# of them those that have all kernels of the CUDA network: chosen for Triton's interpreter
+EVERY_KERNEL = (
+    "phi3-partial", "smollm3", "llama-biased", "olmo3", "gemma2-eager", "gemma3-caps", "mixtral",
+    "olmoe",
+)  # fmt: skip
+CPU_ONLY = ("granite", "gpt-oss-eager")  # which the CUDA network does not run
 # no norm before the MLP, or several MLPs
 NOT_SMOOTHED = ["olmo2", "olmo3", *EXPERTS]
 PACKABLE = [*LLAMA_LIKE, *RELATED, *EXTENDED, *EXPERTS]

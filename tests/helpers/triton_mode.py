@@ -1,6 +1,7 @@
 """Where kernels of the CUDA path can be tested: on a CUDA device, or in Triton's interpreter."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,14 @@ def require() -> None:
     pytest.importorskip("triton", reason=MISSING)
     if not CUDA:
         _mend()
+
+
+def chosen(names: Sequence[str], marked: Sequence[str]) -> list[Any]:
+    """Parameters of a test, some of them marked for the interpreter."""
+    return [
+        pytest.param(name, marks=pytest.mark.interpreter) if name in marked else name
+        for name in names
+    ]
 
 
 def few_programs(patch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 import transformers
 
-from sapwood.backends.torch import llama
-from sapwood.backends.torch.architectures import describe, missing_part
+from sapwood.backends.torch.architectures import describe, missing_part, share_weights
 from tests.helpers import tiny_models
 from tests.helpers.int8_targets import EXPERTS, EXTENDED, PACKABLE, RELATED
 from tests.helpers.reference_llama import reference_logits
@@ -28,9 +27,27 @@ def test_the_description_says_what_the_model_says(name: str) -> None:
     torch.testing.assert_close(reference_logits(net, tokens), want, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", [*RELATED, *EXTENDED, *EXPERTS])
-def test_cuda_kernels_run_none_of_them(name: str) -> None:
-    assert llama.describe(tiny_models.make(name)) is None
+@pytest.mark.parametrize("name", PACKABLE)
+@torch.inference_mode()
+def test_a_model_that_shares_weights_with_its_description_stays_as_it_is(name: str) -> None:
+    model = tiny_models.make(name)
+    tokens = torch.arange(1, 13)[None]
+    want = model(input_ids=tokens).logits
+    net = describe(model)
+    assert net is not None
+    share_weights(model, net)
+    assert torch.equal(model(input_ids=tokens).logits, want)
+    own = {part.data_ptr() for part in model.model.layers[0].parameters()}
+    first = net.layers[0]
+    assert {first.out.data_ptr(), first.gate_up.data_ptr(), first.down.data_ptr()} <= own
+    # in another order than the model's
+    assert (first.qkv.data_ptr() in own) == (name != "phi3-partial")
+
+
+def test_shifted_norms_are_not_rounded() -> None:
+    net = describe(tiny_models.make("gemma3", torch.bfloat16))
+    assert net is not None
+    assert net.norm.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny_models.NAMES) - set(PACKABLE)))
@@ -76,6 +93,15 @@ def test_factors_of_granite_are_in_the_weights() -> None:
     with torch.inference_mode():
         want = model.double()(input_ids=tokens[None]).logits[0]
         torch.testing.assert_close(reference_logits(net, tokens), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_of_images_and_text_has_no_description() -> None:
+    text = {**tiny_models.COMMON, "head_dim": 8}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    vision = {**sizes, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    auto: Any = transformers.AutoModelForCausalLM
+    assert describe(auto.from_config(config)) is None
 
 
 def test_a_tensor_that_is_not_known_is_not_left_out() -> None:

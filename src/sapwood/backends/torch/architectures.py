@@ -1,4 +1,4 @@
-"""Descriptions of architectures beside Llama's, for the int8 network.
+"""Descriptions of architectures beside Llama's, for the int8 and CUDA networks.
 
 A layer is read by the names of its tensors, which are the same in transformers modules and in
 files. A model with a tensor or an option that is not known here has no description.
@@ -59,6 +59,8 @@ LACKED = {
     **dict.fromkeys(("starcoder2", "stablelm"), "has norms that subtract the mean"),
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm")
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 QKV_BIASES = tuple(f"self_attn.{part}.bias" for part in ATTENTION[:4])
 EXPERTS = ("mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # of gpt-oss: experts are [inputs, outputs], those of gate and up in turns
@@ -72,8 +74,11 @@ def frame(model: Any) -> LlamaModel | None:
     """The description without its layers; None if the model cannot be run exactly."""
     config = model.config.get_text_config()
     family = FAMILIES.get(config.model_type)
-    if family is None or (found := llama.frame(model)) is not None:
-        return None if family is None else found
+    # a model of images and text keeps its layers one level deeper
+    if family is None or "layers" not in dict(model.model.named_children()):
+        return None
+    if (found := llama.frame(model)) is not None:
+        return found
     body = model.model
     if not runs(config) or model.lm_head.bias is not None or unknown(body.layers, family):
         return None
@@ -95,7 +100,7 @@ def frame(model: Any) -> LlamaModel | None:
         amplitude=angles[0].amplitude,
         embedding=body.embed_tokens.weight.detach(),
         layers=(),
-        norm=body.norm.weight.detach() + family.shift,
+        norm=shifted(body.norm.weight.detach(), family),
         head=times(model.lm_head.weight.detach(), logit_factor(config)),
         other_angles=tuple(angles[1:]),
         activation=family.activation or activation_of(config),
@@ -127,6 +132,28 @@ def describe(model: Any) -> LlamaModel | None:
     """The description with its layers."""
     found = frame(model)
     return None if found is None else replace(found, layers=tuple(layers_of(model)))
+
+
+def share_weights(model: Any, found: LlamaModel) -> None:
+    """Make the model's projections views of the described ones, so that no weight is stored twice.
+
+    Those in another order than the model's stay its own.
+    """
+    config = model.config.get_text_config()
+    for layer, described in zip(model.model.layers, found.layers, strict=True):
+        own = dict(layer.named_parameters())
+        reordered = rotated_width(config, found.head_width) < found.head_width
+        several = [
+            (described.out, ("self_attn.o_proj",)),
+            (described.gate_up, (*GATE_UP, "mlp.gate_up_proj")),
+            (described.down, ("mlp.down_proj",)),
+            *([] if reordered else [(described.qkv, (*QKV, "self_attn.qkv_proj"))]),
+        ]
+        for whole, names in several:
+            start = 0
+            for part in (own[f"{name}.weight"] for name in names if f"{name}.weight" in own):
+                part.data = whole[start : start + len(part)]
+                start += len(part)
 
 
 # --------------------------------------------------------------------------------- configurations
@@ -239,9 +266,9 @@ def rotary_of(config: Any, index: int) -> int:
     return kinds_of(config).index(config.layer_types[index]) if len(ropes) > 1 else 0
 
 
-def rotated_share(config: Any) -> float:
-    """Share of a head that is rotated."""
-    return float(ropes_of(config)[0].get("partial_rotary_factor", 1.0))
+def rotated_width(config: Any, head_width: int) -> int:
+    """Elements of a head that are rotated."""
+    return int(head_width * float(ropes_of(config)[0].get("partial_rotary_factor", 1.0)))
 
 
 # ------------------------------------------------------------------------------------------ layers
@@ -250,11 +277,10 @@ def layer_of(
 ) -> LlamaLayer:
     """A layer of tensors by their names, projections of one input fused."""
     kinds = getattr(config, "layer_types", None)
-    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    qkv = fused(found, parts, "self_attn.qkv_proj", "weight")
-    bias = fused(found, parts, "self_attn.qkv_proj", "bias")
+    qkv = fused(found, QKV, "self_attn.qkv_proj", "weight")
+    bias = fused(found, QKV, "self_attn.qkv_proj", "bias")
     assert qkv is not None
-    rotated = int(head_width * rotated_share(config))
+    rotated = rotated_width(config, head_width)
     turned = config.num_attention_heads + config.num_key_value_heads
     order = pair_order(head_width, rotated, turned) if rotated < head_width else None
     gates, down = mlp_of(found)
@@ -294,7 +320,7 @@ def mlp_of(found: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return found[EXPERTS[1]], found[EXPERTS[2]]
     if ROUTER in found:
         return halves(found[EXPERTS[1]].transpose(1, 2)), found[EXPERTS[2]].transpose(1, 2)
-    gates = fused(found, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "weight")
+    gates = fused(found, GATE_UP, "mlp.gate_up_proj", "weight")
     assert gates is not None
     return gates, found["mlp.down_proj.weight"]
 
@@ -317,7 +343,7 @@ def extras_of(
 ) -> LayerExtras:
     """Parts of a layer that Llama's lacks."""
     after = [norm_of(found, name, family) for name in family.after or ()]
-    gate_up_bias = fused(found, ("mlp.gate_proj", "mlp.up_proj"), "mlp.gate_up_proj", "bias")
+    gate_up_bias = fused(found, GATE_UP, "mlp.gate_up_proj", "bias")
     if f"{EXPERTS[1]}_bias" in found:
         gate_up_bias = halves(found[f"{EXPERTS[1]}_bias"])
     return LayerExtras(
@@ -349,7 +375,12 @@ def pair_of(parts: Sequence[Tensor | None]) -> tuple[Tensor, Tensor] | None:
 def norm_of(found: Mapping[str, Tensor], name: str, family: Family) -> Tensor | None:
     """The weights of a norm as they multiply; None if there is none."""
     weight = found.get(f"{name}.weight")
-    return weight if weight is None or not family.shift else weight.float() + family.shift
+    return None if weight is None else shifted(weight, family)
+
+
+def shifted(weight: Tensor, family: Family) -> Tensor:
+    """The weights of a norm with the shift of their family, which 16 bits would round."""
+    return weight.float() + family.shift if family.shift else weight
 
 
 def times(weight: Tensor, factor: float) -> Tensor:

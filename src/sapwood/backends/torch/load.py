@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from sapwood.backends.torch.architectures import missing_part
+from sapwood.backends.torch.architectures import describe, missing_part
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.config import read_config
 from sapwood.backends.torch.gguf import Progress, converted, described
 from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.backends.torch.hf.support import attention_of, check_tree, context_of, model_class
-from sapwood.backends.torch.llama import describe
 from sapwood.backends.torch.mtp_module import has_mtp
 from sapwood.backends.torch.network import Network
 from sapwood.backends.torch.recurrent import RecurrentBackend
@@ -244,7 +243,7 @@ def build(model: Any, name: str, dtype: str | None, progress: Progress) -> Torch
 
 
 def on_cuda(model: Any, name: str, progress: Progress) -> TorchBackend:
-    """A Triton backend for a Llama-like model in half precision, else one by transformers."""
+    """A Triton backend in half precision if the kernels run the model, else one by transformers."""
     half = model.dtype in (torch.float16, torch.bfloat16)
     recent = torch.cuda.get_device_capability(model.device) >= (8, 0)
     found = (

@@ -15,7 +15,15 @@ from sapwood.core.tree import Tree
 from sapwood.errors import OutOfMemory, SapwoodError
 from sapwood.testing import backend_contract
 from tests.helpers import tiny_models
-from tests.helpers.triton_mode import CUDA, DEVICE, few_programs, require
+from tests.helpers.int8_targets import (
+    CPU_ONLY,
+    EVERY_KERNEL,
+    EXPERTS,
+    EXTENDED,
+    LLAMA_LIKE,
+    RELATED,
+)
+from tests.helpers.triton_mode import CUDA, DEVICE, chosen, few_programs, require
 
 require()
 
@@ -36,7 +44,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
 
-NAMES = ("llama", "mistral", "qwen2", "qwen2-mixed", "qwen3")
+NAMES = tuple(name for name in (*LLAMA_LIKE, *RELATED, *EXTENDED, *EXPERTS) if name not in CPU_ONLY)
 CLOSE = 2e-3 if CUDA else 1e-4
 MANY = 21 if CUDA else 7  # nodes of a tree
 
@@ -48,7 +56,7 @@ def wide_tiles() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=chosen(NAMES, EVERY_KERNEL))
 def pair(request: pytest.FixtureRequest) -> tuple[TorchBackend, CudaBackend]:
     """The same model twice: as it is, and fused."""
     model = tiny_models.make(request.param).to(DEVICE)
@@ -86,9 +94,19 @@ def backends() -> dict[str, CudaBackend]:
     return {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(dtype: torch.dtype) -> None:
-    model = tiny_models.make("llama", dtype, head_dim=12).to(DEVICE)
+@pytest.mark.parametrize(
+    ("name", "dtype", "options"),
+    [
+        ("llama", torch.float16, {"head_dim": 12}),
+        pytest.param("gemma3", torch.bfloat16, {}, marks=pytest.mark.interpreter),
+        pytest.param("qwen3-moe", torch.float16, {}, marks=pytest.mark.interpreter),
+        pytest.param("olmo2", torch.bfloat16, {}, marks=pytest.mark.interpreter),
+        ("llama", torch.bfloat16, {"head_dim": 12}),
+    ],
+    ids=str,
+)
+def test_half_precision(name: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    model = tiny_models.make(name, dtype, **options).to(DEVICE)
     stock = TorchBackend(model)
     fused = CudaBackend(model)
     rng = np.random.default_rng(2)
@@ -109,8 +127,9 @@ def test_branches_are_kept_apart() -> None:
     check_tree(CudaBackend(tiny_models.make("llama").to(DEVICE)))
 
 
-def test_hidden_states_are_those_of_the_model() -> None:
-    model = tiny_models.make("llama").to(DEVICE)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_hidden_states_are_those_of_the_model(name: str) -> None:
+    model = tiny_models.make(name).to(DEVICE)
     backend = CudaBackend(model)
     tokens = [1, 2, 3, 4, 5]
     backend.watch([0, 1, 2])
@@ -284,16 +303,17 @@ def test_loading_takes_the_fused_backend_where_it_can(monkeypatch: pytest.Monkey
     for name, dtype, fused in (
         ("llama", torch.float16, True),
         ("llama", torch.float32, False),
+        ("olmoe", torch.bfloat16, True),
         ("gpt2", torch.half, False),
     ):
         backend = on_cuda(tiny_models.make(name, dtype).to(DEVICE), name, lambda message: None)
         assert isinstance(backend, CudaBackend) == fused
         assert backend.network.convert_head(backend.model) is backend.model
-    assert len(prepared) == 1
+    assert len(prepared) == 2
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(SapwoodError, match="not Llama-like"):
+    with pytest.raises(SapwoodError, match="kernels cannot run gpt2"):
         CudaBackend(tiny_models.make("gpt2"), "gpt2")
 
 

@@ -15,7 +15,7 @@ require()
 
 from sapwood.backends.torch.cuda.kernels import launch
 from sapwood.backends.torch.cuda.kernels.linear import project
-from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows
+from sapwood.backends.torch.cuda.kernels.pointwise import add_normed, best_tokens, embed_rows
 from sapwood.backends.torch.cuda.kernels.prenorm import LEFT, NormBuffers, NormScale, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes, project_heads
 from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig
@@ -82,21 +82,49 @@ def test_project_does_all_of_a_layers_arithmetic(
     options: dict[str, Any] = {}
     wide = x.double()
     scale = random(k, dtype=dtype)
-    shift = random(n, dtype=dtype)
+    shift = random(len(weight), dtype=dtype)
     base = random(m, n, dtype=dtype)
     if norm:
         wide = normalised(x, scale, eps)
     wanted = wide @ weight.double().T
-    if gate:
-        wanted = torch.nn.functional.silu(wanted[:, :n]) * wanted[:, n:]
     if bias:
         options["bias"] = shift
         wanted = wanted + shift.double()
+    if gate:
+        wanted = torch.nn.functional.silu(wanted[:, :n]) * wanted[:, n:]
     if residual:
         options["residual"] = base
         wanted = wanted + base.double()
     rows = stream(x, scale, eps) if norm else x
     close(projected(rows, weight, poisoned(m, n, dtype=dtype), gate=bool(gate), **options), wanted)
+
+
+@DTYPES
+def test_a_gate_may_be_gelu_and_outputs_may_be_capped(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    x = random(5, 48, dtype=dtype)
+    weight = random(32, 48, dtype=dtype) / 4
+    made = x.double() @ weight.double().T
+    capped = projected(x, weight, poisoned(5, 32, dtype=dtype), cap=3.0)
+    close(capped, 3 * (made / 3).tanh())
+    gated = torch.nn.functional.gelu(made[:, :16], approximate="tanh") * made[:, 16:]
+    out = poisoned(5, 16, dtype=dtype)
+    close(projected(x, weight, out, gate=True, activation="gelu_pytorch_tanh"), gated)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@DTYPES
+def test_a_norm_of_outputs_is_added_to_the_rows_before(leaves: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    made = random(4, 40, dtype=dtype)
+    base = random(4, 40, dtype=dtype)
+    after = random(40)
+    rows = stream(poisoned(4, 40, dtype=dtype), random(40, dtype=dtype), 1e-3)
+    add_normed(made, after, base, rows, leaves=leaves)
+    close(rows.x, base.double() + normalised(made, after, 1e-3))
+    assert rows.parts == leaves
+    out = projected(rows, weight := random(24, 40, dtype=dtype), poisoned(4, 24, dtype=dtype))
+    close(out, normalised(rows.x, rows.scale.norm * rows.scale.lift, 1e-3) @ weight.double().T)
 
 
 @pytest.mark.parametrize("split", [2, 3, 5])
@@ -162,16 +190,19 @@ def test_a_pass_begins_with_rows_of_a_table_and_angles_of_their_positions(
     before = torch.tensor([3, 49], device=DEVICE)
     given = torch.tensor([7, 0, 7, -2], device=DEVICE)  # the last one is in `before`
     rows = stream(poisoned(4, 40, dtype=dtype), norm, 1e-3)
-    angles = torch.rand(9, 12, device=DEVICE)
+    angles = torch.rand(9, 24, device=DEVICE)  # of two kinds of layers
     positions = torch.tensor([8, 0, 3, 3], device=DEVICE)
-    turns = torch.zeros(6, 12, device=DEVICE)
+    turns = torch.zeros(2, 6, 12, device=DEVICE)
     embed_rows(rows, table, given, before, angles, positions, turns)
-    assert torch.equal(turns, torch.cat((angles[positions], turns.new_zeros(2, 12))))
+    for found, part in zip(turns, angles.chunk(2, 1), strict=True):
+        assert torch.equal(found, torch.cat((part[positions], turns.new_zeros(2, 12))))
     assert torch.equal(rows.x, table[lines])
     close(rows.norm_buffers.scaled[:4], table[lines].double() * rows.scale.norm.double())
     unit = 2.0**-20 if dtype is torch.bfloat16 else 2.0**-24
     found = (rows.norm_buffers.squares[0, :4].double() * unit).float()
     close(found, table[lines].double().square().sum(1))
+    embed_rows(rows, table, given, before, angles, positions, turns, 5.5)
+    close(rows.x, table[lines].double() * 5.5)
 
 
 # ---------------------------------------------------------------------------- queries, keys, values

@@ -14,16 +14,17 @@ import sapwood.backends.torch.cuda
 ROOT = Path(__file__).parents[4]
 TOOL = ROOT / "tools" / "kernels.py"
 SOURCES = Path(sapwood.backends.torch.cuda.__file__).parent
-# rows of a pass, model and part: compiling takes half a second a kernel, so each card has some of
+OTHERS = ("gemma", "olmoe")  # whose passes have kernels of their own
+# rows of a pass, models and part: compiling takes half a second a kernel, so each card has some of
 # them. Every kernel is compiled for every card; its variants are dealt to the cards that run models
 # of about the same kernels.
 CASES = {
-    "8.0": ["--rows", "128", "--part", "0", "2", "--models", "135m"],
-    "8.6": ["--rows", "16", "--part", "0", "4", "--models", "8b"],
-    "8.9": ["--rows", "64", "--part", "1", "4", "--models", "8b-norms"],
-    "9.0": ["--rows", "16", "--part", "2", "4", "--models", "8b"],
-    "10.0": ["--rows", "64", "--part", "3", "4", "--models", "8b-norms"],
-    "12.0": ["--rows", "128", "--part", "1", "2", "--models", "135m"],
+    "8.0": ["--rows", "128", "--part", "0", "2", "--models", "135m", *OTHERS],
+    "8.6": ["--rows", "16", "--part", "0", "4", "--models", "8b", *OTHERS],
+    "8.9": ["--rows", "64", "--part", "1", "4", "--models", "8b-norms", *OTHERS],
+    "9.0": ["--rows", "16", "--part", "2", "4", "--models", "8b", *OTHERS],
+    "10.0": ["--rows", "64", "--part", "3", "4", "--models", "8b-norms", *OTHERS],
+    "12.0": ["--rows", "128", "--part", "1", "2", "--models", "135m", *OTHERS],
 }
 # each launch is made by one model only: rows that are normed before they are read
 OF_WIDE_MODELS = {"pointwise._prepare"}
@@ -56,7 +57,7 @@ def compile_for(capability: str, cache: Path) -> str:
         return f"the assembler of this triton does not know capability {capability}"
     if done.returncode:
         return f"{capability}: {done.stdout[-4000:]}{done.stderr[-2000:]}"
-    wanted = kernels() - (OF_WIDE_MODELS if CASES[capability][-1] == "135m" else set())
+    wanted = kernels() - (OF_WIDE_MODELS if "135m" in CASES[capability] else set())
     missing = wanted - {line.split()[0] for line in done.stdout.splitlines()}
     return f"{capability}: not compiled: {sorted(missing)}" if missing else ""
 

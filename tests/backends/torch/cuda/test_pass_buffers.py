@@ -20,7 +20,7 @@ def test_there_is_room_for_the_largest_pass(buffers: PassBuffers) -> None:
     assert buffers.queries.shape == (MAX_ROWS, HEADS, HEAD_WIDTH)
     assert buffers.attention_out.shape == (MAX_ROWS, HEADS * HEAD_WIDTH)
     assert buffers.inner.shape == (MAX_ROWS, INNER)
-    assert buffers.row_angles.shape == (MAX_ROWS, HEAD_WIDTH)
+    assert buffers.row_angles.shape == (1, MAX_ROWS, HEAD_WIDTH)
     assert buffers.row_angles.dtype == torch.float32
     assert buffers.logits.shape == (LOGITS, VOCAB)
     assert buffers.best.shape == (MAX_ROWS,)

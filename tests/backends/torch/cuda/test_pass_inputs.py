@@ -148,6 +148,12 @@ def test_blocks_of_wide_heads_are_smaller_on_a_small_device(
     assert rows == [[16, 16, 4], [8, 16, 4]]
 
 
+@pytest.mark.parametrize("trees", [False, True])
+def test_very_wide_heads_take_few_rows_and_one_chunk_at_a_time(trees: bool) -> None:
+    tiles = tiles_for(128, 1, 1 << 15, HeadSizes(8, 4, 256), trees)
+    assert (tiles.rows, tiles.warps, tiles.stages) == (8, 8, 1)
+
+
 # ------------------------------------------------------------------------------------------- shapes
 @pytest.mark.parametrize("rows", [1, 3, 16, 33, 200, MAX_ROWS])
 @pytest.mark.parametrize("heads", SIZES, ids=str)

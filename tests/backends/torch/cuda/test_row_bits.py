@@ -11,7 +11,8 @@ from sapwood.core.protocols import PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.tree import Tree
 from sapwood.testing import backend_contract
 from tests.helpers import tiny_models
-from tests.helpers.triton_mode import CUDA, DEVICE, few_programs, require
+from tests.helpers.int8_targets import CPU_ONLY, EVERY_KERNEL, EXPERTS, EXTENDED, RELATED
+from tests.helpers.triton_mode import CUDA, DEVICE, chosen, few_programs, require
 
 require()
 
@@ -67,6 +68,30 @@ def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(
     backend, start, tree, wanted = scored_tree
     session = backend.open(start)
     for node in tree.path(len(tree) - 1):  # one after the other, as without a draft
+        [scores] = backend.score([TreeInput(session, Tree(int(tree.tokens[node])))])
+        assert np.array_equal(scores.logits(0), wanted[node])
+        session.commit([0])
+
+
+OTHERS = tuple(name for name in (*RELATED, *EXTENDED, *EXPERTS) if name not in CPU_ONLY)
+
+
+@pytest.mark.parametrize("name", chosen(OTHERS, EVERY_KERNEL))
+def test_a_row_of_another_architecture_has_the_bits_of_the_row_alone(name: str) -> None:
+    model = tiny_models.make(name, torch.bfloat16 if CUDA else torch.float32)
+    backend = CudaBackend(model.to(DEVICE))
+    rng = np.random.default_rng(8)
+    start = backend_contract.text(backend, rng, 7)  # longer than a window
+    tree = deep_tree(backend, rng)
+    [scores] = backend.score([TreeInput(backend.open(start), tree)])
+    wanted = rows_of(scores, len(tree))
+    session = backend.open(start[:1])  # its prompt is read beside the tree of another text
+    other = backend.open(backend_contract.text(backend, rng, 2))
+    other_tree = backend_contract.random_tree(backend, rng, 2)
+    backend.score([TreeInput(other, other_tree)], [PrefillChunk(session, start[1:])])
+    both = [TreeInput(other, other_tree), TreeInput(session, tree)]
+    assert np.array_equal(rows_of(backend.score(both)[1], len(tree)), wanted)
+    for node in tree.path(len(tree) - 1):
         [scores] = backend.score([TreeInput(session, Tree(int(tree.tokens[node])))])
         assert np.array_equal(scores.logits(0), wanted[node])
         session.commit([0])

@@ -1,1 +1,1 @@
-"""Llama-like models on CUDA: Triton kernels, a pass in one CUDA graph."""
+"""Widely used architectures on CUDA: Triton kernels, a pass in one CUDA graph."""

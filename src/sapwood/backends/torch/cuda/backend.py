@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sapwood.backends.torch.architectures import describe, share_weights
 from sapwood.backends.torch.backend import TorchBackend, check_apart
 from sapwood.backends.torch.cuda.draft.device_tree import ROWS, DeviceTree, to_device_tree
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
@@ -31,7 +32,7 @@ from sapwood.backends.torch.cuda.root_passes import CudaRoots, NextTokens
 from sapwood.backends.torch.cuda.rounds.round_launcher import CudaRoundLauncher
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.tree_rows import ManyTrees, are_small
-from sapwood.backends.torch.llama import LlamaModel, describe
+from sapwood.backends.torch.llama import LlamaModel
 from sapwood.backends.torch.network import PassInput
 from sapwood.core.protocols import Capabilities, KvMemory, PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.root_batch import RootBatch
@@ -41,7 +42,7 @@ from sapwood.errors import SapwoodError
 
 
 class CudaBackend(TorchBackend):
-    """Scores token trees with a Llama-like model on a CUDA device."""
+    """Scores token trees with a model that our kernels run on a CUDA device."""
 
     def __init__(
         self, model: Any, name: str = "", slots: int = 0, found: LlamaModel | None = None
@@ -49,7 +50,8 @@ class CudaBackend(TorchBackend):
         found = found or describe(model)
         if found is None or found.cpu_only:
             raise SapwoodError(
-                f"{name or type(model).__name__} is not Llama-like; use the torch backend for it"
+                f"the CUDA kernels cannot run {name or type(model).__name__}; "
+                "use the torch backend for it"
             )
         found = in_order(found)
         share_weights(model, found)
@@ -449,20 +451,3 @@ def with_prompts(
             for text, chunk in zip(texts, chunks, strict=True)
         ],
     )
-
-
-def share_weights(model: Any, found: LlamaModel) -> None:
-    """Make the model's projections views of the fused ones, so that no weight is stored twice."""
-    for layer, fused in zip(model.model.layers, found.layers, strict=True):
-        attention, mlp = layer.self_attn, layer.mlp
-        for whole, parts in (
-            (fused.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
-            (fused.out, (attention.o_proj,)),
-            (fused.gate_up, (mlp.gate_proj, mlp.up_proj)),
-            (fused.down, (mlp.down_proj,)),
-        ):
-            start = 0
-            for part in parts:
-                stop = start + len(part.weight)
-                part.weight.data = whole[start:stop]
-                start = stop

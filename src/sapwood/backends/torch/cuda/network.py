@@ -1,4 +1,4 @@
-"""A Llama-like model as five kernels a layer, one CUDA graph per shape of a pass.
+"""A described model as kernels in one CUDA graph per shape of a pass; a Llama has five a layer.
 
 All buffers are static, so that a pass is an ordinary function that is either called or replayed.
 The inputs of watched layers are written to buffers of their own by the layers themselves.
@@ -15,13 +15,25 @@ from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
 from sapwood.backends.torch.cuda.draft.device_tree import DeviceRows as TreeRows
 from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD, HeadSizes
+from sapwood.backends.torch.cuda.kernels.experts import add_experts
 from sapwood.backends.torch.cuda.kernels.linear import Workspace, project, using_workspace
-from sapwood.backends.torch.cuda.kernels.pointwise import best_tokens, embed_rows, normalise
+from sapwood.backends.torch.cuda.kernels.pointwise import (
+    add_normed,
+    best_tokens,
+    embed_rows,
+    normalise,
+)
 from sapwood.backends.torch.cuda.kernels.prenorm import NormScale, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import project_heads
+from sapwood.backends.torch.cuda.kernels.row_norms import turn_rows
 from sapwood.backends.torch.cuda.kernels.weight_prefetch import following
 from sapwood.backends.torch.cuda.kv_pool import CudaKvPool
-from sapwood.backends.torch.cuda.pass_buffers import PassBuffers, PassResult, join
+from sapwood.backends.torch.cuda.pass_buffers import (
+    LayerScratch,
+    PassBuffers,
+    PassResult,
+    join,
+)
 from sapwood.backends.torch.cuda.pass_inputs import (
     MAX_ROWS,
     NOTHING,
@@ -40,7 +52,7 @@ from sapwood.backends.torch.cuda.pass_setup import place
 from sapwood.backends.torch.cuda.tree_rows import ManyTrees
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
 from sapwood.backends.torch.kv_slots import KvLayout
-from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
+from sapwood.backends.torch.llama import LayerExtras, LlamaLayer, LlamaModel
 from sapwood.backends.torch.network import Kept, PassInput
 from sapwood.core.array_types import IntArray
 
@@ -49,11 +61,13 @@ SLOTS = {"cuda": 4096, "cpu": 64}  # of a KV sequence at first
 CAPTURE_AFTER = 16
 
 
+NO_EXTRAS = LayerExtras()
+
 AnyRows = PassRows | RootRows | SingleTree | ManyTrees
 
 
 class CudaNetwork:
-    """Runs passes of a Llama-like model on a CUDA device; the network of a `CudaBackend`."""
+    """Runs passes of a described model on a CUDA device; the network of a `CudaBackend`."""
 
     def __init__(self, model: LlamaModel, slots: int = 0) -> None:
         self.model = model
@@ -65,6 +79,9 @@ class CudaNetwork:
             for norm in (*(layer.norm for layer in model.layers), model.norm)
         ]
         self.mlp_scales = [NormScale.of(layer.mlp_norm, model.eps) for layer in model.layers]
+        # as transformers has it, in the model's number format
+        scale = torch.tensor(model.embedding_scale, dtype=model.embedding.dtype)
+        self.embedding_scale = float(scale)
         self.ahead = following(model)
         self.layout = KvLayout()
         self.pool = CudaKvPool(
@@ -73,6 +90,7 @@ class CudaNetwork:
         # a second set takes the results of prelaunched passes
         self.buffer_sets = [PassBuffers(model)]
         self.buffers = self.buffer_sets[0]
+        self.scratch = LayerScratch(model)
         self.inputs = PassInputs(self.device)
         self.pass_args = PassArgs(self.device)
         # its own: a draft model's passes may run beside the target's
@@ -103,6 +121,7 @@ class CudaNetwork:
                     states[start : start + MAX_ROWS].contiguous(),
                     self.model.head,
                     logits[start : start + MAX_ROWS],
+                    cap=self.model.logit_cap,
                 )
         return logits
 
@@ -320,8 +339,9 @@ class CudaNetwork:
         tokens, positions, _, blocks, words = self.inputs.parts(shape)
         paths = open_paths(words, positions, blocks, shape.tiles)
         embed_rows(
-            x, model.embedding, tokens, buffers.best, self.angles, positions, buffers.row_angles
-        )
+            x, model.embedding, tokens, buffers.best, self.angles, positions, buffers.row_angles,
+            self.embedding_scale,
+        )  # fmt: skip
         for index in range(depth):
             x = self._layer(index, x, shape, paths)
         if depth in buffers.watched or shape.keeps_states:
@@ -332,7 +352,7 @@ class CudaNetwork:
         if shape.head:
             asked = shape.logit_rows
             logits = buffers.logits[:asked]
-            project(x.first(asked), model.head, logits)
+            project(x.first(asked), model.head, logits, cap=model.logit_cap)
             best_tokens(logits, buffers.best[:asked])
             buffers.host_best[:asked].copy_(buffers.best[:asked], non_blocking=True)
 
@@ -347,29 +367,87 @@ class CudaNetwork:
         model = self.model
         buffers = self.buffers
         m = shape.rows
-        layer: LlamaLayer = model.layers[index]
+        layer = model.layers[index]
+        extras = layer.extras or NO_EXTRAS
+        after_attention, after_mlp = extras.post_norms or (None, None)
         _, positions, slots, blocks, _ = self.inputs.parts(shape)
         planes = self.pool.planes(index)
         queries = buffers.queries[:m]
         attention_out = buffers.attention_out[:m]
-        project_heads(
-            x, layer.qkv, queries, planes, heads=self.heads, angles=buffers.row_angles, slots=slots,
-            bias=layer.qkv_bias, query_norm=layer.query_norm, key_norm=layer.key_norm,
-        )  # fmt: skip
+        self._project_heads(layer, x, queries, planes, slots)
         attend(
             queries, planes, attention_out, heads=self.heads, blocks=blocks, positions=positions,
             paths=paths, scale=model.scale,
-            tiles=shape.tiles, window=layer.window,
+            tiles=shape.tiles, window=layer.window, cap=model.attention_cap,
         )  # fmt: skip
         middle = PrenormRows(buffers.middle[:m], self.mlp_scales[index], buffers.norm_buffers[1])
-        project(attention_out, layer.out, middle, residual=x.x)
-        project(middle, layer.gate_up, buffers.inner[:m], gate=True, ahead=self.ahead[index])
+        self._add(
+            attention_out, layer.out, extras.out_bias, after_attention, x.x, middle,
+            extras.pre_norms,
+        )  # fmt: skip
         after = self._input(index + 1, m)
-        project(buffers.inner[:m], layer.down, after, residual=middle.x)
+        if extras.router is not None:
+            assert self.scratch.experts is not None
+            add_experts(
+                middle, extras.router, layer.gate_up, layer.down, after,
+                self.scratch.experts.first(m), slots,
+                normalised=model.normalised, activation=model.activation,
+            )  # fmt: skip
+            return after
+        project(
+            middle if extras.pre_norms else middle.x, layer.gate_up, buffers.inner[:m], gate=True,
+            activation=model.activation, bias=extras.gate_up_bias, ahead=self.ahead[index],
+        )  # fmt: skip
+        self._add(
+            buffers.inner[:m], layer.down, extras.down_bias, after_mlp, middle.x, after,
+            extras.pre_norms or index + 1 == len(model.layers),
+        )  # fmt: skip
         return after
+
+    def _project_heads(
+        self, layer: LlamaLayer, x: PrenormRows, queries: Tensor, planes: Tensor, slots: Tensor
+    ) -> None:
+        """Queries of rows, and their keys and values in their slots."""
+        angles = self.buffers.row_angles[layer.rotary]
+        extras = layer.extras or NO_EXTRAS
+        if extras.row_norms is None:
+            project_heads(
+                x, layer.qkv, queries, planes, heads=self.heads, angles=angles, slots=slots,
+                bias=layer.qkv_bias, query_norm=layer.query_norm, key_norm=layer.key_norm,
+            )  # fmt: skip
+            return
+        made = self.scratch.qkv[: len(x.x)]
+        project(x if extras.pre_norms else x.x, layer.qkv, made, bias=layer.qkv_bias)
+        turn_rows(
+            made, queries, planes, heads=self.heads, norms=extras.row_norms, eps=self.model.eps,
+            angles=angles, slots=slots,
+        )  # fmt: skip
+
+    def _add(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Tensor | None,
+        residual: Tensor,
+        out: PrenormRows,
+        leaves: bool,
+    ) -> None:
+        """The residual with a projection added, through its norm if there is one."""
+        if norm is None:
+            project(rows, weight, out, bias=bias, residual=residual)
+            return
+        made = self.scratch.outputs[: len(rows)]
+        project(rows, weight, made, bias=bias)
+        add_normed(made, norm, residual, out, leaves=leaves)
 
 
 def angles_of(model: LlamaModel, positions: int) -> Tensor:
-    """Cosines and sines of the rotation by position, [positions, head width] float32."""
-    places = torch.arange(positions, device=model.rates.device)[:, None] * model.rates
-    return torch.cat((places.cos(), places.sin()), -1) * model.amplitude
+    """Cosines and sines of the rotation by position, [positions, tables * head width] float32."""
+    places = torch.arange(positions, device=model.rates.device)[:, None]
+    tables = []
+    for one in model.angles:
+        turns = places * one.rates
+        amplitude = torch.where(one.rates > 0, one.amplitude, 1.0)  # 1 where nothing is rotated
+        tables += [turns.cos() * amplitude, turns.sin() * amplitude]
+    return torch.cat(tables, -1)

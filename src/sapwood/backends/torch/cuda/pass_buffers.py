@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sapwood.backends.torch.cuda.kernels.experts import ExpertBuffers
 from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers
 from sapwood.backends.torch.cuda.pass_inputs import MAX_ROWS
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
@@ -48,8 +49,9 @@ class PassBuffers:
         self.middle = like.new_zeros(MAX_ROWS, model.width)
         # of layers' inputs, and of the middle
         self.norm_buffers = [NormBuffers.make(like, MAX_ROWS, model.width) for _ in range(2)]
-        # rotary angles of the rows' positions
-        self.row_angles = like.new_zeros(MAX_ROWS, model.head_width, dtype=torch.float32)
+        # rotary angles of the rows' positions, of each kind of layer
+        angles = len(model.angles), MAX_ROWS, model.head_width
+        self.row_angles = like.new_zeros(angles, dtype=torch.float32)
         self.queries = like.new_zeros(MAX_ROWS, model.heads, model.head_width)
         self.attention_out = like.new_zeros(MAX_ROWS, heads)
         self.inner = like.new_zeros(MAX_ROWS, model.inner)
@@ -101,6 +103,25 @@ class PassBuffers:
         """Views of a pass over rows of trees and of prompts: logits of the trees, states of all."""
         kept = {layer: self.watched[layer][:rows] for layer in sorted(watched)}
         return PassResult(self.logits[:trees], self.best[:trees], self.final[:rows], kept)
+
+
+class LayerScratch:
+    """Buffers inside a layer that is more than a Llama's; each pass overwrites them."""
+
+    def __init__(self, model: LlamaModel) -> None:
+        like = model.embedding
+        extras = [layer.extras for layer in model.layers if layer.extras is not None]
+        heads = model.heads + 2 * model.kv_heads if any(one.row_norms for one in extras) else 0
+        width = model.width if any(one.post_norms for one in extras) else 0
+        self.qkv = like.new_zeros(MAX_ROWS, heads * model.head_width)
+        self.outputs = like.new_zeros(MAX_ROWS, width)  # of attention or MLP, before their norm
+        self.experts = (
+            ExpertBuffers.make(
+                like, MAX_ROWS, model.experts, model.chosen, model.inner, model.width
+            )
+            if model.experts
+            else None
+        )
 
 
 def join(results: list[PassResult]) -> PassResult:

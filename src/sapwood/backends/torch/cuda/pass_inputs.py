@@ -34,6 +34,7 @@ MAX_ROWS = LADDER[-1]
 COUNTS = (1, 2, 4, 8, 16)  # ancestor words of a row
 RING = 4  # host buffers whose transfers may be under way at once
 WAVE = 528  # programs that keep a large GPU busy: four for each multiprocessor
+WIDE = 128  # head width from which on attention takes one chunk of keys at a time
 SHORT = 512  # lengths up to here share a shape
 
 
@@ -84,16 +85,19 @@ def tiles_for(
     group = power_of_two(heads.queries // heads.keys)
     large = (rows > 128 and not trees) or (rows >= 16 * sessions and longest > 2048)
     # of queries in a block; smaller devices have too few registers for 64 of wide heads
-    lines = 16 if not large else 32 if heads.width > 64 and shared_limit() < LARGEST else 64
+    wide = heads.width > WIDE  # keys and values of one chunk fill half of a small shared memory
+    small = heads.width > 64 and shared_limit() < LARGEST
+    lines = 16 if wide or not large else 32 if small else 64
     each = max(1, lines // group)
     programs = heads.keys * max(sessions, -(-rows // each))
     paths = heads.keys * rows if trees else 0  # programs that walk the paths of single rows
-    warps = 8 if large else 4  # fewer would hold more numbers than there are registers
+    warps = 8 if large or wide else 4  # fewer would hold more numbers than there are registers
+    stages = 1 if wide else 3
     for lead in LEADS:
         units = units_of(longest + ahead, lead)
         if programs * units + min(paths, WAVE // 2) <= WAVE:
-            return AttentionTiles(each, units, lead, trees, warps)
-    return AttentionTiles(each, 2 if trees else 1, 0, trees, warps)
+            return AttentionTiles(each, units, lead, trees, warps, stages)
+    return AttentionTiles(each, 2 if trees else 1, 0, trees, warps, stages)
 
 
 def shape_of_one(

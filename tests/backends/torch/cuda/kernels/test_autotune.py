@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import llama_parts
+from sapwood.backends.torch.architectures import describe
+from tests.helpers import llama_parts, tiny_models
 from tests.helpers.llama_parts import HEAD_WIDTH, HEADS, INNER, KV_HEADS, VOCAB, WIDTH
 from tests.helpers.triton_mode import DEVICE, require
 
@@ -83,6 +84,28 @@ def test_every_projection_is_measured_on_its_own_weight(network: CudaNetwork) ->
         "head": ((VOCAB, WIDTH), "norm"),
     }
     assert all(len(calls) == 2 for _, _, calls in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gemma3", {"qkv": "qkv", "out": "plain", "gate": "gate", "down": "plain", "head": "norm"}),
+        (
+            "olmo2",
+            {"qkv": "plain", "out": "plain", "gate": "gate", "down": "plain", "head": "norm"},
+        ),
+        ("olmoe", {"qkv": "norm", "out": "plain", "head": "norm"}),  # experts are guessed
+    ],
+)
+def test_projections_of_other_architectures_are_measured_as_they_run(
+    name: str, kinds: dict[str, str]
+) -> None:
+    found = describe(tiny_models.make(name).to(DEVICE))
+    assert found is not None
+    several = autotune.stages(CudaNetwork(found, slots=32), 3)
+    assert {stage: kind for stage, (_, kind, _) in several.items()} == kinds
+    for _, _, calls in several.values():
+        calls[0](TileConfig(16, 64, 64))
 
 
 def test_no_more_layers_are_measured_than_the_cache_cannot_hold(

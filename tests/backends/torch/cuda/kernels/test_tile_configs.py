@@ -1,6 +1,7 @@
 """Tile sizes of projections: they fit the shared memory of devices, and measured ones come before guesses."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -237,3 +238,9 @@ def test_plans_are_shared_by_rows_of_one_tile() -> None:
     assert plan_of(32, 100, 72, "plain") is plan
     assert plan_of(16, 100, 72, "plain") is not plan
     assert plan_of(33, 100, 72, "plain") is not plan
+
+
+def test_a_plan_for_very_wide_heads_has_fewer_rows() -> None:
+    plan = TileConfig(128, 128, 64, warps=8, stages=3)
+    assert widened(plan, 256).rows == 64
+    assert widened(replace(plan, rows=16), 256).rows == 16

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sapwood.backends.torch.cuda.kernels.activations import soft_cap
 from sapwood.backends.torch.cuda.kernels.attention_tiles import CHUNK, FINE, GROUPS, HeadSizes
 from sapwood.backends.torch.cuda.kernels.attention_tiles import AttentionTiles as AttentionTiles
 from sapwood.backends.torch.cuda.kernels.device_limits import is_hopper
@@ -42,8 +43,6 @@ HUGE_AT = tl.constexpr(LARGE_AT.value + (LARGE_END.value - COARSE_END.value) // 
 NEVER = tl.constexpr(1 << 30)
 # numbers of a tile, up to which registers hold several; others' products leave fewer of them
 ROOM = tl.constexpr(64 * 64 if is_hopper() else 16 * 32)
-# sums of a block up to which registers are left for parts that are loaded before they are needed;
-# on a B200 the compiler gives such a kernel half of the registers
 
 
 @triton.jit
@@ -93,7 +92,7 @@ def loaded_queries(queries, line, live, dims, there, width):
 
 
 @triton.jit
-def attended(q, k, v, seen, scale):
+def attended(q, k, v, seen, scale, cap: tl.constexpr):
     """Largest score, sum of weights and weighted values of one chunk, from zero.
 
     The weights are summed by a product as well: its order does not depend on the number of rows.
@@ -102,7 +101,8 @@ def attended(q, k, v, seen, scale):
         q = q.to(tl.float32)
         k = k.to(tl.float32)
         v = v.to(tl.float32)
-    scores = tl.where(seen, tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
+    scores = soft_cap(tl.dot(q, k, input_precision="ieee") * scale, cap)
+    scores = tl.where(seen, scores, float("-inf"))
     peak = tl.max(scores, 1)
     safe = tl.where(peak == float("-inf"), 0.0, peak)
     weights = tl.exp2(scores - safe[:, None]).to(v.dtype)
@@ -203,7 +203,7 @@ def load_part(parts, part, line, lines, live, dims, there, width, count: tl.cons
 @triton.jit
 def walk_unit(
     q, k, v, keys, values, position, there, start, end, length, chain, scale, window, pace,
-    lead: tl.constexpr, windowed: tl.constexpr, early: tl.constexpr,
+    lead: tl.constexpr, windowed: tl.constexpr, cap: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
     """Sums over the keys from start to end, for all rows of a block; k and v are the first ones."""
     rows: tl.constexpr = q.shape[0]
@@ -223,13 +223,13 @@ def walk_unit(
         k = tl.where(fresh[None, :], k_new, k)
         v = tl.where(fresh[:, None], v_new, v)
         seen = visible(at, end, newest, position, window, windowed)
-        group_peak, group_total, group_found = attended(q, k, v, seen, scale)
+        group_peak, group_total, group_found = attended(q, k, v, seen, scale, cap)
         start += STEP
     for slot in range(start, end, STEP):
         at = slot + tl.arange(0, STEP)
         k, v = loaded(keys, values, at * pace, at < end, there)
         seen = visible(at, end, newest, position, window, windowed)
-        top, sums, read = attended(q, k, v, seen, scale)
+        top, sums, read = attended(q, k, v, seen, scale, cap)
         if lead == 0:  # several groups, each summed by itself
             if slot == start_of(group_at(slot)):
                 peak, total, found = added(peak, total, found, group_peak, group_total, group_found)
@@ -262,7 +262,7 @@ def visible(at, end, newest, position, window, windowed: tl.constexpr):
 def walk_path(
     q, k, v, parts, keys, values, path, where, line, live, dims, there, end, length, lines, scale,
     window, pace, width,
-    units: tl.constexpr, opens: tl.constexpr, windowed: tl.constexpr,
+    units: tl.constexpr, opens: tl.constexpr, windowed: tl.constexpr, cap: tl.constexpr,
 ):  # fmt: skip
     """Leave the sums over the open chunks of one row of a tree, a part for each chunk."""
     lanes = tl.arange(0, STEP)
@@ -280,7 +280,7 @@ def walk_path(
         seen = at < end
         if windowed:
             seen &= at > end - 1 - window
-        peak, total, found = attended(q, k, v, seen[None, :], scale)
+        peak, total, found = attended(q, k, v, seen[None, :], scale, cap)
         store_part(
             parts, units + chunk, line, lines, live, dims, there, width, peak, total, found,
             units + opens,
@@ -350,7 +350,7 @@ def _attend(
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, group: tl.constexpr,
     tile_r: tl.constexpr, tile_g: tl.constexpr, tile_p: tl.constexpr, tile_d: tl.constexpr,
     lead: tl.constexpr, units: tl.constexpr, opens: tl.constexpr, trees: tl.constexpr,
-    windowed: tl.constexpr,
+    windowed: tl.constexpr, cap: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
@@ -395,7 +395,7 @@ def _attend(
         q = loaded_queries(queries, line, live, dims, there, width)
         peak, total, found = walk_unit(
             q, k, v, keys, values, position, there, start, end, length, chain, scale, window, pace,
-            lead, windowed, early,
+            lead, windowed, cap, early,
         )  # fmt: skip
         launch_next_kernel()
         if programs == 1:
@@ -413,7 +413,7 @@ def _attend(
             walk_path(
                 q, k, v, parts, keys, values, path, where, spot, lane < group, dims, there, end,
                 length, lines, scale, window, pace, width,
-                units, opens, windowed,
+                units, opens, windowed, cap,
             )  # fmt: skip
         launch_next_kernel()
     if programs > 1:
@@ -478,6 +478,7 @@ def attend(
     scale: float,  # of a query times a key
     tiles: AttentionTiles,
     window: int = 0,  # positions a row sees, its own included; 0 for all
+    cap: float = 0.0,  # soft cap of a scaled product; 0 for none
 ) -> None:
     """Attention output of each head of each row."""
     group = heads.queries // heads.keys
@@ -491,7 +492,7 @@ def attend(
         queries, out, parts, counters, planes, paths, positions, blocks, planes.stride(0),
         scale * LOG2E, window, lines, heads.queries, heads.keys, heads.width, group,
         tile_r, tile_g, max(16, tile_g), tile_d, tiles.lead, tiles.units, opens,
-        tiles.trees, window > 0, **options(tiles.warps, tiles.stages),
+        tiles.trees, window > 0, cap * LOG2E, **options(tiles.warps, tiles.stages),
     )  # fmt: skip
 
 

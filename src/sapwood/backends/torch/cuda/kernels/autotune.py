@@ -22,8 +22,8 @@ from sapwood.backends.torch.cuda.kernels.linear import project
 from sapwood.backends.torch.cuda.kernels.prenorm import LEFT, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import project_heads
 from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig
-from sapwood.backends.torch.cuda.network import CudaNetwork
-from sapwood.backends.torch.llama import LlamaLayer
+from sapwood.backends.torch.cuda.network import NO_EXTRAS, CudaNetwork
+from sapwood.backends.torch.llama import LayerExtras, LlamaLayer
 from sapwood.common.cache_dir import cache_folder
 
 COLD = 200e6  # bytes of weights after which the first ones have left the cache
@@ -104,22 +104,35 @@ def save_measured(file: Path) -> None:
 
 # ------------------------------------------------------------------------------------- projections
 def stages(network: CudaNetwork, rows: int) -> dict[str, tuple[Tensor, str, list[Call]]]:
-    """Each projection: a weight, its kind, and calls on as many layers as the cache cannot hold."""
+    """Each projection: a weight, its kind, and calls on as many layers as the cache cannot hold.
+
+    Experts are not among them.
+    """
     model = network.model
     first = network.model.layers[0]
+    extras = first.extras or NO_EXTRAS
     nowhere = torch.full((rows,), -1, device=network.device)  # no slot is written
     several = {
-        "qkv": (first.qkv, "qkv", partial(_qkv, network, rows, nowhere)),
+        "qkv": (first.qkv, _qkv_kind(extras), partial(_qkv, network, rows, nowhere)),
         "out": (first.out, "plain", partial(_out, network, rows)),
         "gate": (first.gate_up, "gate", partial(_gate, network, rows)),
         "down": (first.down, "plain", partial(_down, network, rows)),
     }
+    if model.experts:  # their tiles are guessed
+        del several["gate"], several["down"]
     found: dict[str, tuple[Tensor, str, list[Call]]] = {}
     for name, (weight, kind, call) in several.items():
         count = min(len(model.layers), 1 + int(COLD / (weight.numel() * weight.element_size())))
         found[name] = weight, kind, [partial(call, layer) for layer in model.layers[:count]]
     found["head"] = model.head, "norm", [partial(_head, network, rows)] * 2
     return found
+
+
+def _qkv_kind(extras: LayerExtras) -> str:
+    """The kind of the projection of queries, keys and values."""
+    if extras.row_norms is None:
+        return "qkv"
+    return "norm" if extras.pre_norms else "plain"
 
 
 def _rows(network: CudaNetwork, rows: int) -> PrenormRows:
@@ -130,41 +143,70 @@ def _rows(network: CudaNetwork, rows: int) -> PrenormRows:
     )
 
 
+def _inputs(network: CudaNetwork, rows: int, extras: LayerExtras) -> PrenormRows | Tensor:
+    """Inputs of a sublayer, normed if the layer norms them."""
+    found = _rows(network, rows)
+    return found if extras.pre_norms else found.x
+
+
 def _qkv(
     network: CudaNetwork, rows: int, nowhere: Tensor, layer: LlamaLayer, plan: TileConfig
 ) -> None:
+    extras = layer.extras or NO_EXTRAS
+    if extras.row_norms is not None:
+        made = network.scratch.qkv[:rows]
+        project(_inputs(network, rows, extras), layer.qkv, made, bias=layer.qkv_bias, plan=plan)
+        return
     project_heads(
         _rows(network, rows), layer.qkv, network.buffers.queries[:rows], network.pool.planes(0),
         heads=network.heads,
-        angles=network.buffers.row_angles, slots=nowhere, bias=layer.qkv_bias,
+        angles=network.buffers.row_angles[0], slots=nowhere, bias=layer.qkv_bias,
         query_norm=layer.query_norm, key_norm=layer.key_norm, plan=plan,
     )  # fmt: skip
 
 
 def _out(network: CudaNetwork, rows: int, layer: LlamaLayer, plan: TileConfig) -> None:
-    middle = network.buffers.middle[:rows]
-    project(
-        network.buffers.attention_out[:rows],
-        layer.out,
-        _rows(network, rows),
-        residual=middle,
-        plan=plan,
-    )
+    extras = layer.extras or NO_EXTRAS
+    inputs = network.buffers.attention_out[:rows]
+    _add(network, inputs, layer.out, extras.out_bias, extras, plan)
 
 
 def _gate(network: CudaNetwork, rows: int, layer: LlamaLayer, plan: TileConfig) -> None:
-    project(_rows(network, rows), layer.gate_up, network.buffers.inner[:rows], gate=True, plan=plan)
+    extras = layer.extras or NO_EXTRAS
+    project(
+        _inputs(network, rows, extras), layer.gate_up, network.buffers.inner[:rows], gate=True,
+        activation=network.model.activation, bias=extras.gate_up_bias, plan=plan,
+    )  # fmt: skip
 
 
 def _down(network: CudaNetwork, rows: int, layer: LlamaLayer, plan: TileConfig) -> None:
+    extras = layer.extras or NO_EXTRAS
+    inputs = network.buffers.inner[:rows]
+    _add(network, inputs, layer.down, extras.down_bias, extras, plan)
+
+
+def _add(
+    network: CudaNetwork,
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    extras: LayerExtras,
+    plan: TileConfig,
+) -> None:
+    """The projection at the end of a sublayer, with what it is fused with."""
+    rows = len(inputs)
+    if extras.post_norms is not None:
+        project(inputs, weight, network.scratch.outputs[:rows], bias=bias, plan=plan)
+        return
     middle = network.buffers.middle[:rows]
-    project(
-        network.buffers.inner[:rows], layer.down, _rows(network, rows), residual=middle, plan=plan
-    )
+    project(inputs, weight, _rows(network, rows), bias=bias, residual=middle, plan=plan)
 
 
 def _head(network: CudaNetwork, rows: int, plan: TileConfig) -> None:
-    project(_rows(network, rows), network.model.head, network.buffers.logits[:rows], plan=plan)
+    project(
+        _rows(network, rows), network.model.head, network.buffers.logits[:rows],
+        cap=network.model.logit_cap, plan=plan,
+    )  # fmt: skip
 
 
 def time(calls: list[Call], plan: TileConfig) -> float:

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.kernels import pointwise
+from sapwood.backends.torch.cuda.kernels.activations import IS_GELU, open_gate, soft_cap
 from sapwood.backends.torch.cuda.kernels.exact_sum import real, whole
 from sapwood.backends.torch.cuda.kernels.launch import (
     WIDEN,
@@ -126,7 +127,7 @@ def _project(
     x, weight, out, bias, residual, old_squares, norm, scaled, squares, parts, counters, ahead,
     m, n, k, eps, lift, share, old_parts, old_pace, pace, size_ahead,
     normed: tl.constexpr, biased: tl.constexpr, added: tl.constexpr, gated: tl.constexpr,
-    leaves: tl.constexpr,
+    gelu: tl.constexpr, cap: tl.constexpr, leaves: tl.constexpr,
     even: tl.constexpr, tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr,
     tile_k: tl.constexpr,
     split: tl.constexpr, fetches: tl.constexpr, soon: tl.constexpr,
@@ -158,7 +159,7 @@ def _project(
     if normed:
         squared = left(old_squares, rows, m, old_parts, old_pace, tile_p)
     if biased:
-        shift = tl.load(bias + goals, goals < n, 0.0)
+        shift = tl.load(bias + lines)
     if added:
         place = residual + rows[:, None] * n + goals[None, :]
         base = tl.load(place, (rows[:, None] < m) & (goals[None, :] < n), 0.0)
@@ -183,13 +184,13 @@ def _project(
     if done:
         if normed:
             sums *= sizes(squared, k, eps, lift, x.dtype.element_ty)[:, None]
+        if biased:
+            sums += shift.to(tl.float32)[None, :]
         if gated:
             gate, up = tl.split(tl.reshape(sums, (tile_m, tile_n // 2, 2)))
-            made = gate * tl.sigmoid(gate) * up
+            made = open_gate(gate, up, gelu)
         else:
-            made = sums
-        if biased:
-            made += shift.to(tl.float32)[None, :]
+            made = soft_cap(sums, cap)
         if added:
             made += base.to(tl.float32)
         finish(made, out, scaled, squares, scale, rows, goals, tile, m, n, pace, leaves)
@@ -310,9 +311,11 @@ def project(
     weight: Tensor,  # [n, k]; with a gate [2n, k], gate rows first
     out: Tensor | PrenormRows,  # [m, n], not x; may be the residual
     *,
-    bias: Tensor | None = None,  # [n]
+    bias: Tensor | None = None,  # [n]; with a gate [2n]
     residual: Tensor | None = None,  # [m, n]
     gate: bool = False,
+    activation: str = "silu",  # of the gate
+    cap: float = 0.0,  # soft cap of the outputs; 0 for none
     ahead: Tensor | None = None,  # weights that are read next
     plan: TileConfig | None = None,
     split: int = 0,  # parts of the inputs; 0 for the number of this shape
@@ -334,7 +337,8 @@ def project(
         taken.scaled, taken.squares, parts, counters, or_other(ahead, goal), m, n, k, given.eps,
         given.lift, share,
         given.parts, given.pace, taken.pace, 0 if ahead is None else ahead.nbytes,
-        given.normed, bias is not None, residual is not None, gate, taken.leaves,
+        given.normed, bias is not None, residual is not None, gate, IS_GELU[activation], cap,
+        taken.leaves,
         k % plan.inputs == 0 and share % plan.inputs == 0,
         triton.next_power_of_2(max(given.parts, 1)), plan.rows, plan.outputs, plan.inputs, split,
         ahead is not None,

@@ -77,9 +77,49 @@ def prepare(stream: PrenormRows) -> None:
 
 
 @triton.jit
+def _add_normed(
+    made, base, after, x, norm, scaled, squares, width, eps, leaves: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, tile)
+    inside = columns < width
+    place = row * width + columns
+    wide = tl.load(made + place, inside, 0.0).to(tl.float32)
+    size = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    weight = tl.load(after + columns, inside, 0.0).to(tl.float32)
+    normed = (wide * size * weight).to(x.dtype.element_ty)
+    before = tl.load(base + place, inside, 0.0).to(tl.float32)
+    total = (before + normed.to(tl.float32)).to(x.dtype.element_ty)
+    tl.store(x + place, total, inside)
+    if leaves:
+        leave(total, norm, scaled, squares, row, columns, inside, width)
+
+
+def add_normed(
+    made: Tensor,  # [m, width], outputs of a sublayer
+    after: Tensor,  # [width], weight of their norm
+    residual: Tensor,  # [m, width]
+    out: PrenormRows,  # [m, width], not the residual
+    *,
+    leaves: bool = True,  # something for the norm that follows
+) -> None:
+    """The residual with the norm of a sublayer's outputs added; rows prepared for the next norm."""
+    m, width = made.shape
+    tile = triton.next_power_of_2(width)
+    norm_buffers = out.norm_buffers
+    _add_normed[m,](
+        made, residual, after, out.x, out.scale.norm, norm_buffers.scaled, norm_buffers.squares,
+        width, out.scale.eps, leaves, tile, **options(8 if tile > 2048 else 4),
+    )  # fmt: skip
+    out.parts = int(leaves)
+
+
+@triton.jit
 def _embed_rows(
-    table, tokens, before, x, norm, scaled, squares, angles, positions, turns, width, turn,
-    tile: tl.constexpr, tile_t: tl.constexpr,
+    table, tokens, before, x, norm, scaled, squares, angles, positions, turns, width, turn, pace,
+    scale: tl.constexpr, tables: tl.constexpr, tile: tl.constexpr, tile_t: tl.constexpr,
 ):  # fmt: skip
     wait()
     row = tl.program_id(0).to(tl.int64)
@@ -90,9 +130,12 @@ def _embed_rows(
     token = tl.where(token < 0, tl.load(before - 1 - token, token < 0, 0), token)
     at = tl.load(positions + row)
     made = tl.load(table + token * width + columns, inside, 0.0)
-    angle = tl.load(angles + at * turn + each, each < turn, 0.0)
+    if scale != 1.0:
+        made = (made.to(tl.float32) * scale).to(made.dtype)
     tl.store(x + row * width + columns, made, inside)
-    tl.store(turns + row * turn + each, angle, each < turn)
+    for one in tl.static_range(tables):
+        angle = tl.load(angles + (at * tables + one) * turn + each, each < turn, 0.0)
+        tl.store(turns + one * pace + row * turn + each, angle, each < turn)
     leave(made, norm, scaled, squares, row, columns, inside, width)
 
 
@@ -101,20 +144,21 @@ def embed_rows(
     table: Tensor,  # [vocab, width]
     tokens: Tensor,  # [m]; -1 - i is the token `before` has at i
     before: Tensor,  # [m] next tokens of the rows of the last pass
-    angles: Tensor,  # [positions, head width] float32
+    angles: Tensor,  # [positions, tables * head width] float32
     positions: Tensor,  # [m]
-    turns: Tensor,  # [m, head width] float32, out
+    turns: Tensor,  # [tables, m, head width] float32, out
+    scale: float = 1.0,  # of the embedding, as the number format has it
 ) -> None:
     """Embed tokens, prepare rows for their norm, and gather the angles of their positions."""
     m, width = stream.x.shape
     tile = triton.next_power_of_2(width)
     norm_buffers = stream.norm_buffers
-    turn = angles.shape[1]
+    tables, _, turn = turns.shape
     _embed_rows[m,](
         table, tokens, before, stream.x, stream.scale.norm,
         norm_buffers.scaled, norm_buffers.squares,
-        angles, positions, turns, width,
-        turn, tile, triton.next_power_of_2(turn), **options(8 if tile > 2048 else 4),
+        angles, positions, turns, width, turn, turns.stride(0), scale, tables,
+        tile, triton.next_power_of_2(turn), **options(8 if tile > 2048 else 4),
     )  # fmt: skip
     stream.parts = 1
 

@@ -19,6 +19,7 @@ TILES = (16, 32, 64, 128)  # rows of a program
 WHOLE_STEP = 128  # inputs of a part are a multiple of this
 BUSY = 160  # programs that read a large weight at full bandwidth
 WIDE_TILE = 64 * 128  # sums of a program from which on 4 warps have too few registers
+WIDEST_TILE = 128 * 128  # most sums of a program
 SMALL = 1 << 22  # weights up to which a projection is bound by latency, not bandwidth
 
 
@@ -103,11 +104,12 @@ def fitting(plan: TileConfig) -> TileConfig:
 
 
 def widened(plan: TileConfig, outputs: int) -> TileConfig:
-    """The plan with this many outputs a program, and warps and stages for them."""
+    """The plan with this many outputs a program, and rows, warps and stages for them."""
     if outputs == plan.outputs:
         return plan
-    warps = 8 if plan.rows * outputs >= WIDE_TILE else plan.warps
-    return fitting(replace(plan, outputs=outputs, warps=warps))
+    rows = min(plan.rows, WIDEST_TILE // outputs)
+    warps = 8 if rows * outputs >= WIDE_TILE else plan.warps
+    return fitting(replace(plan, rows=rows, outputs=outputs, warps=warps))
 
 
 def share_of(n: int, k: int, kind: str, split: int = 0) -> tuple[int, int]:

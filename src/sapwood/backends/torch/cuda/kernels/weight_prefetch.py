@@ -83,6 +83,8 @@ def parts(layer: LlamaLayer) -> tuple[Tensor, ...]:
 def worth(model: LlamaModel) -> bool:
     """True when prefetching pays: a device that supports it, and layers that fit its cache."""
     device = model.embedding.device
+    if model.experts:  # which of them are read is not known before
+        return False
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return False
     sizes = [
