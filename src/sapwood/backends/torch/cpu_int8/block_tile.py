@@ -173,6 +173,17 @@ def add_low_sums(
     return found
 
 
+def group_sums(
+    builder: Any, form: int, fours: Any, high: Any, low: Any, marks: Any, ahead: Any, dots: VnniDots
+) -> list[Any]:
+    """Sums of rows' products with a group; `ahead` is prefetched once."""
+    totals = [
+        high_sum(builder, form, fours, row, mark, [] if r else ahead, dots)
+        for r, (row, mark) in enumerate(zip(high, marks, strict=True))
+    ]
+    return add_low_sums(builder, form, fours, low, marks, totals, dots)
+
+
 def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
     """Make the kernel of a block's outputs for `count` rows, which reads weights once."""
     size = piece_bytes(form)
@@ -223,11 +234,7 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
             high, low = (
                 [offset(builder, start[n], group, GROUP) for start in starts] for n in (0, 1)
             )
-            totals = [
-                high_sum(builder, form, fours, row, mark, [] if r else lines, dots)
-                for r, (row, mark) in enumerate(zip(high, marks, strict=True))
-            ]
-            totals = add_low_sums(builder, form, fours, low, marks, totals, dots)
+            totals = group_sums(builder, form, fours, high, low, marks, lines, dots)
             for r, (mark, exact) in enumerate(zip(marks, totals, strict=True)):
                 step = builder.fmul(scale, spread_at(builder, mark, F32, dots.lanes))
                 at = r * parts + part
