@@ -26,8 +26,9 @@ fast path of their own.
 {matrix}
 The default is `int8` on a CPU where that is fast, else `float32`; on a GPU `float16`. The fast path
 on a GPU needs compute capability 8.0 (Ampere) or newer and Triton; without them the same model
-*works*; [which cards](../quickstart-gpu.md#which-cards). The one on a CPU needs numba, and takes
-{longest:,} tokens of a longer context; float32 takes all.
+*works*, except with quantised weights; [cards](../quickstart-gpu.md#which-cards). `fp8` needs
+8.9 (Ada). The fast path on a CPU needs numba, and takes {longest:,} tokens of a longer context;
+float32 takes all.
 
 | part of a model | fast on a CPU | fast on a GPU |
 | --- | --- | --- |
@@ -42,6 +43,19 @@ on a GPU needs compute capability 8.0 (Ampere) or newer and Triton; without them
 | experts, chosen for each token, in all layers | yes | no |
 
 `longrope` is fixed up to the context before scaling, and so is the context here.
+
+## Files of quantised weights
+
+| file | on a CPU | on a GPU |
+| --- | --- | --- |
+| GGUF Q4_0, Q4_1, Q8_0 | `int4` as they are | `int4` as they are |
+| GGUF Q4_K | `int4`, scales in float16 | the same; 8 bits beside other kinds in a product |
+| GGUF Q5_K, Q6_K and floats | `int4` rounds them to 8 bits | the same |
+| AWQ, 4 bits, layout gemm | dequantised, then `int8`, `int4` or floats | `int4` as it is |
+| GPTQ, 4 bits | the same | `int4` as it is; with `desc_act` only `int8` or floats |
+| GPTQ, 8 bits | the same | dequantised, then `int8` |
+
+Other layouts of AWQ and GPTQ are refused, other methods of quantisation are left to transformers.
 
 ## More architectures
 
@@ -74,6 +88,7 @@ COLUMNS = (
     ("cpu", "int8"),
     ("cpu", "float32, float16, bfloat16"),
     ("cuda", "float16, bfloat16"),
+    ("cuda", "int8, int4, fp8"),
     ("cuda", "float32"),
 )
 # widely used architectures beside the tested ones: configuration class, and its options
@@ -140,8 +155,9 @@ def order(name: str) -> tuple[bool, bool, str]:
 def row(name: str) -> list[str]:
     """Support of an architecture by each device and number format."""
     packed = "**fast**" if is_fast(name, "cpu") else "refused"
-    half = "**fast**" if is_fast(name, "cuda") else "works"
-    return [TITLES.get(name, f"`{name}`"), packed, "works", half, "works"]
+    fast = is_fast(name, "cuda")
+    half, quantised = ("**fast**", "**fast**") if fast else ("works", "refused")
+    return [TITLES.get(name, f"`{name}`"), packed, "works", half, quantised, "works"]
 
 
 TITLES = {

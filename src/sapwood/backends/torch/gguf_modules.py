@@ -29,6 +29,7 @@ from sapwood.backends.torch.cpu_int8.smoothquant import (
 from sapwood.backends.torch.gguf_blocks import GgufMatrix, floats_of
 from sapwood.backends.torch.hf.support import attention_of, model_class
 from sapwood.backends.torch.llama import LlamaModel
+from sapwood.backends.torch.meta_model import fill_buffers
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
 from sapwood.common.heap import trim_heap
 
@@ -161,13 +162,3 @@ class GgufModules:
             for hook in hooks:
                 hook.remove()
         return packed
-
-
-def fill_buffers(model: Any) -> None:
-    """Give buffers that no file holds, such as rotary angles, memory and values."""
-    for module in model.modules():
-        empty = [name for name, found in module.named_buffers(recurse=False) if found.is_meta]
-        for name in empty:
-            setattr(module, name, torch.empty_like(getattr(module, name), device="cpu"))
-        if empty:
-            model._init_weights(module)

@@ -44,16 +44,22 @@ class CudaBackend(TorchBackend):
     """Scores token trees with a Llama-like model on a CUDA device."""
 
     def __init__(
-        self, model: Any, name: str = "", slots: int = 0, found: LlamaModel | None = None
+        self,
+        model: Any,
+        name: str = "",
+        slots: int = 0,
+        found: LlamaModel | None = None,
+        weights: str = "",  # number format of quantised ones in `found`
     ) -> None:
         found = found or describe(model)
         if found is None:
             raise SapwoodError(
                 f"{name or type(model).__name__} is not Llama-like; use the torch backend for it"
             )
-        found = in_order(found)
-        share_weights(model, found)
-        self.fused = CudaNetwork(found, slots)
+        if not weights:
+            found = in_order(found)
+            share_weights(model, found)
+        self.fused = CudaNetwork(found, slots, weights)
         super().__init__(model, name, self.fused)
         self.info = dataclasses.replace(self.info, name="fused")
         self._outputs: list[weakref.ref[CudaOutput]] = []  # of the last pass, in its buffers

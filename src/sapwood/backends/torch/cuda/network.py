@@ -55,17 +55,18 @@ AnyRows = PassRows | RootRows | SingleTree | ManyTrees
 class CudaNetwork:
     """Runs passes of a Llama-like model on a CUDA device; the network of a `CudaBackend`."""
 
-    def __init__(self, model: LlamaModel, slots: int = 0) -> None:
+    def __init__(self, model: LlamaModel, slots: int = 0, weights: str = "") -> None:
+        """`weights` is the number format of quantised projections."""
         self.model = model
         self.device = model.embedding.device
-        self.precision = str(model.embedding.dtype).removeprefix("torch.")
+        self.precision = weights or str(model.embedding.dtype).removeprefix("torch.")
         self.heads = HeadSizes(model.heads, model.kv_heads, model.head_width)
         self.scales = [
             NormScale.of(norm, model.eps)
             for norm in (*(layer.norm for layer in model.layers), model.norm)
         ]
         self.mlp_scales = [NormScale.of(layer.mlp_norm, model.eps) for layer in model.layers]
-        self.ahead = following(model)
+        self.ahead = [None] * len(model.layers) if weights else following(model)
         self.layout = KvLayout()
         self.pool = CudaKvPool(
             len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type]
