@@ -3,10 +3,10 @@
     python tools/kernels.py --capability 8.6
 
 Needs triton, which on Linux comes with torch for CUDA (`pip install triton`), and no GPU. Prints a
-line for each kernel of a pass, of an EAGLE-3 draft and of verification: warps, stages, bytes of
-shared memory, registers, and bytes of the stack, which holds spilled registers. Fails if a kernel
-needs more shared memory than a device of this compute capability has, or spills more than a few
-registers.
+line for each kernel of a pass, with plain and with quantised weights, of an EAGLE-3 draft and of
+verification: warps, stages, bytes of shared memory, registers, and bytes of the stack, which holds
+spilled registers. Fails if a kernel needs more shared memory than a device of this compute
+capability has, or spills more than a few registers.
 
 A process compiles for one capability: kernels read it when they are imported.
 """
@@ -289,6 +289,74 @@ def mlp(middle: Any, x: Any, sizes: ModelSizes, some: Callable[..., torch.Tensor
     )  # fmt: skip
 
 
+def quantised_weights(n: int, k: int) -> list[Any]:
+    """A weight in each form of 8 and 4 bits that the device can read."""
+    from sapwood.backends.torch import quant_weight as forms
+
+    rows = [torch.int8, *([forms.FP8] if torch.cuda.get_device_capability() >= (8, 9) else ())]
+    found = [
+        forms.QuantWeight(forms.ROWS8, n, k, 0, torch.empty(n, k, dtype=kind), torch.ones(n))
+        for kind in rows
+    ]
+    blocks = (
+        (forms.MINIMUM4, 32),
+        (forms.ZERO4, 64),
+        (forms.ZERO4, 128),
+        (forms.ZERO4, 32),
+        (forms.ZERO8, 32),
+    )
+    for form, group in blocks:
+        size = group if form == forms.ZERO8 else group // 2
+        data = torch.empty(k // group, n, size, dtype=torch.uint8)
+        scales = torch.empty(k // group, n, dtype=torch.int32)
+        found.append(forms.QuantWeight(form, n, k, group, data, scales))
+    return found
+
+
+def a_quantised_pass(rows: int, sizes: ModelSizes) -> None:
+    """Launch the products of one layer and of the head with weights in 8 and 4 bits."""
+    from sapwood.backends.torch.cuda.kernels.linear import project
+    from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers, NormScale, PrenormRows
+    from sapwood.backends.torch.cuda.kernels.qkv import HeadSizes, project_heads
+
+    width = sizes.width
+    heads = HeadSizes(sizes.queries, sizes.keys, sizes.head_width)
+    inside = heads.queries * heads.width
+    numbers = torch.zeros(rows, dtype=torch.int64)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=sizes.dtype)
+
+    def stream() -> PrenormRows:
+        scale = NormScale.of(torch.ones(width, dtype=sizes.dtype), 1e-5)
+        return PrenormRows(some(rows, width), scale, NormBuffers.make(some(1), rows, width), 1)
+
+    norm = some(heads.width) if sizes.head_norms else None
+    planes = some(2, 1, LENGTHS[0], heads.keys, heads.width)
+    qkv, out, gate_up, down, head = (
+        quantised_weights(n, k)
+        for n, k in (
+            (heads.all * heads.width, width),
+            (width, inside),
+            (2 * sizes.inner, width),
+            (width, sizes.inner),
+            (VOCAB, width),
+        )
+    )
+    for weight in qkv:
+        project_heads(
+            stream(), weight, some(rows, heads.queries, heads.width), planes, heads=heads,
+            angles=torch.zeros(rows, heads.width), slots=numbers, query_norm=norm, key_norm=norm,
+        )  # fmt: skip
+    for weight in (*out, *down):
+        project(some(rows, weight.inputs), weight, stream(), residual=some(rows, width))
+    for weight in gate_up:
+        project(stream(), weight, some(rows, sizes.inner), gate=True)
+    for weight in head:
+        if weight.data.dtype is not torch.uint8 or weight.group == 32:  # 4-bit heads: of GGUF files
+            project(stream(), weight, some(rows, VOCAB))
+
+
 def attentions(rows: int, heads: Any, some: Callable[..., torch.Tensor], sizes: ModelSizes) -> None:
     """Launch attention of short and long texts, of chains and trees."""
     from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
@@ -438,6 +506,7 @@ def a_round(rows: int, sizes: ModelSizes) -> None:
         a_pass(rows, sizes)
         if not sizes.drafted:
             return
+        a_quantised_pass(rows, sizes)
         builder = a_draft(sizes)
         a_verdict(rows, sizes, builder)
         a_batch_verdict(sizes, builder)

@@ -26,8 +26,9 @@ fast path of their own.
 {matrix}
 The default is `int8` on a CPU where that is fast, else `float32`; on a GPU `float16`. The fast path
 on a GPU needs compute capability 8.0 (Ampere) or newer and Triton; without them the same model
-*works*; [which cards](../quickstart-gpu.md#which-cards). The one on a CPU needs numba, and takes
-{longest:,} tokens of a longer context; float32 takes all.
+*works*, except with quantised weights; [cards](../quickstart-gpu.md#which-cards). `fp8` needs
+8.9 (Ada). The fast path on a CPU needs numba, and takes {longest:,} tokens of a longer context;
+float32 takes all.
 
 On a GPU `llama`, `mistral`, `qwen2` and `qwen3` have been run. The others ({untimed}, biases
 everywhere) have a few more kernels, tested in Triton's interpreter and compiled for every card:
@@ -50,6 +51,19 @@ The fast paths know these parts:
 | factors of embedding, attention, sublayers and logits (Granite) | yes | no |
 
 `longrope` is fixed up to the context before scaling, and so is the context here.
+
+## Files of quantised weights
+
+| file | on a CPU | on a GPU |
+| --- | --- | --- |
+| GGUF Q4_0, Q4_1, Q8_0 | `int4` as they are | `int4` as they are |
+| GGUF Q4_K | `int4`, scales in float16 | the same; 8 bits beside other kinds in a product |
+| GGUF Q5_K, Q6_K and floats | `int4` rounds them to 8 bits | the same |
+| AWQ, 4 bits, layout gemm | dequantised, then `int8`, `int4` or floats | `int4` as it is |
+| GPTQ, 4 bits | the same | `int4` as it is; with `desc_act` only `int8` or floats |
+| GPTQ, 8 bits | the same | dequantised, then `int8` |
+
+Other layouts of AWQ and GPTQ are refused, other methods of quantisation are left to transformers.
 
 ## More architectures
 
@@ -82,6 +96,7 @@ COLUMNS = (
     ("cpu", "int8"),
     ("cpu", "float32, float16, bfloat16"),
     ("cuda", "float16, bfloat16"),
+    ("cuda", "int8, int4, fp8"),
     ("cuda", "float32"),
 )
 # widely used architectures beside the tested ones: configuration class, and its options
@@ -148,7 +163,8 @@ def row(name: str) -> list[str]:
     """Support of an architecture by each device and number format."""
     packed = "**fast**" if is_fast(name, "cpu") else "refused"
     half = "**fast**" if is_fast(name, "cuda") else "works"
-    return [TITLES.get(name, f"`{name}`"), packed, "works", half, "works"]
+    quantised = "**fast**" if is_quantised(name) else "refused"
+    return [TITLES.get(name, f"`{name}`"), packed, "works", half, quantised, "works"]
 
 
 CPU_KINDS = ("gpt_oss", "granite")  # model types whose fast path is the one on a CPU alone
@@ -173,6 +189,16 @@ def is_fast(name: str, device: str) -> bool:
 
     found = frame(tiny_models.make(name))
     return found is not None and not (device == "cuda" and found.cpu_only)
+
+
+@cache
+def is_quantised(name: str) -> bool:
+    """True if a small model of the architecture may have quantised weights on a GPU."""
+    from tests.helpers import tiny_models
+
+    from sapwood.backends.torch.llama import frame
+
+    return frame(tiny_models.make(name)) is not None
 
 
 def steps(name: str) -> bool:

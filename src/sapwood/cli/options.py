@@ -69,7 +69,9 @@ Device = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option("--dtype", help="int4, int8, float32, float16 or bfloat16. [default: by device]"),
+    typer.Option(
+        "--dtype", help="int4, int8, float32, float16, bfloat16 or fp8. [default: by device]"
+    ),
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.")]
 TensorParallel = Annotated[

@@ -47,6 +47,9 @@ def test_a_device_that_cannot_be_used_is_refused(name: str) -> None:
         ("int8", CPU, torch.float32),
         ("float16", CPU, torch.float16),
         (None, CUDA, torch.float16),
+        ("int8", CUDA, torch.float16),
+        ("int4", CUDA, torch.float16),
+        ("fp8", CUDA, torch.float16),
         ("bfloat16", CUDA, torch.bfloat16),
         ("float32", CUDA, torch.float32),
     ],
@@ -57,9 +60,18 @@ def test_weights_are_read_in_the_format_of_the_device(
     assert find_dtype(name, device) == wanted
 
 
-def test_int8_is_for_a_cpu() -> None:
-    with pytest.raises(SapwoodError, match="'int8' runs on a CPU only; on cuda use float16"):
-        find_dtype("int8", CUDA)
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("int8", "meta", "'int8' runs on cpu and cuda only; on meta use float16"),
+        ("fp8", "cpu", "'fp8' runs on cuda only; on cpu use int8"),
+    ],
+)
+def test_a_format_without_products_on_a_device_is_refused(
+    name: str, device: str, message: str
+) -> None:
+    with pytest.raises(SapwoodError, match=message):
+        find_dtype(name, torch.device(device))
 
 
 # --------------------------------------------------------------------------------------- the network

@@ -34,7 +34,9 @@ def test_known_number_formats_pass(dtype: str | None) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "", "float64", "Int8"])
 def test_unknown_number_formats_are_refused(dtype: str) -> None:
-    with pytest.raises(SapwoodError, match=r"is not known; use float32, .* int8, int4 or auto"):
+    with pytest.raises(
+        SapwoodError, match=r"is not known; use float32, .* int8, int4, fp8 or auto"
+    ):
         check(BUILT_IN, dtype, None)
 
 

@@ -29,9 +29,9 @@ from sapwood.backends.torch.cpu_int8.experts import ExpertLinears
 from sapwood.backends.torch.cpu_int8.extended_network import ExtendedNetwork
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear, SplitLinear
 from sapwood.backends.torch.fast_load import EMBEDDING, HEAD, NORM, prefix
-from sapwood.backends.torch.gguf_modules import empty_model
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel
+from sapwood.backends.torch.meta_model import empty_model
 from sapwood.backends.torch.mxfp4 import GROUP, METHOD, dequantize
 from sapwood.backends.torch.silence import quiet
 from sapwood.backends.torch.weights import TensorFiles, find_weights

@@ -81,10 +81,15 @@ def other_kinds(header: GgufHeader) -> str:
 
 def missing_reason(config: LlamaConfig | None, header: GgufHeader) -> str:
     """The reason why a model is not read from its file layer by layer; empty if it is."""
+    if config is not None and plain(config) and not int8_gemm.available():
+        return NO_PRODUCTS
+    return other_tensors(config, header)
+
+
+def other_tensors(config: LlamaConfig | None, header: GgufHeader) -> str:
+    """The reason why a file's tensors are not those of plain layers; empty if they are."""
     if config is None or not plain(config):
         return f"its layers ({header.architecture}) have no products here"
-    if not int8_gemm.available():
-        return NO_PRODUCTS
     found = {tensor.name: tensor for tensor in header.tensors}
     wanted = {file_name(name): shape for name, shape in shapes(config).items()}
     if any(name not in found or found[name].shape[::-1] != wanted[name] for name in wanted):
@@ -166,8 +171,8 @@ class GgufTensors:
             norm=self.vector(start + "input_layernorm.weight"),
             qkv=self._linear(*(f"{attention}{part}_proj.weight" for part in "qkv")),
             qkv_bias=self._bias([f"{attention}{part}_proj.bias" for part in "qkv"]),
-            query_norm=self._vector_or_none(attention + "q_norm.weight"),
-            key_norm=self._vector_or_none(attention + "k_norm.weight"),
+            query_norm=self.vector_or_none(attention + "q_norm.weight"),
+            key_norm=self.vector_or_none(attention + "k_norm.weight"),
             out=self._linear(attention + "o_proj.weight"),
             mlp_norm=self.vector(start + "post_attention_layernorm.weight"),
             gate_up=self._linear(start + "mlp.gate_proj.weight", start + "mlp.up_proj.weight"),
@@ -178,7 +183,8 @@ class GgufTensors:
     def _linear(self, *names: str) -> BlockLinear:
         return BlockLinear([self.matrix(name) for name in names])
 
-    def _vector_or_none(self, name: str) -> Tensor | None:
+    def vector_or_none(self, name: str) -> Tensor | None:
+        """A vector, float32; None if the file has none of this name."""
         return self.vector(name) if file_name(name) in self.found else None
 
     def _bias(self, names: list[str]) -> Tensor | None:

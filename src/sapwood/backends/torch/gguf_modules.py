@@ -27,8 +27,8 @@ from sapwood.backends.torch.cpu_int8.smoothquant import (
     smooth_layer,
 )
 from sapwood.backends.torch.gguf_blocks import GgufMatrix, floats_of
-from sapwood.backends.torch.hf.support import attention_of, model_class
 from sapwood.backends.torch.llama import LlamaModel
+from sapwood.backends.torch.meta_model import empty_model
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
 from sapwood.common.heap import trim_heap
 
@@ -156,25 +156,3 @@ class GgufModules:
             for hook in hooks:
                 hook.remove()
         return packed
-
-
-def empty_model(config: Any, name: str) -> Any:
-    """The modules of a transformers configuration, without memory for weights."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
-    attention = attention_of(config, model_class(config, name))
-    with torch.device("meta"):
-        model = auto.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
-    fill_buffers(model)
-    return model
-
-
-def fill_buffers(model: Any) -> None:
-    """Give buffers that no file holds, such as rotary angles, memory and values."""
-    for module in model.modules():
-        empty = [name for name, found in module.named_buffers(recurse=False) if found.is_meta]
-        for name in empty:
-            setattr(module, name, torch.empty_like(getattr(module, name), device="cpu"))
-        if empty:
-            model._init_weights(module)

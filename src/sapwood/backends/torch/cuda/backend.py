@@ -45,7 +45,12 @@ class CudaBackend(TorchBackend):
     """Scores token trees with a model that our kernels run on a CUDA device."""
 
     def __init__(
-        self, model: Any, name: str = "", slots: int = 0, found: LlamaModel | None = None
+        self,
+        model: Any,
+        name: str = "",
+        slots: int = 0,
+        found: LlamaModel | None = None,
+        weights: str = "",  # number format of quantised ones in `found`
     ) -> None:
         found = found or describe(model)
         if found is None or found.cpu_only:
@@ -53,9 +58,10 @@ class CudaBackend(TorchBackend):
                 f"the CUDA kernels cannot run {name or type(model).__name__}; "
                 "use the torch backend for it"
             )
-        found = in_order(found)
-        share_weights(model, found)
-        self.fused = CudaNetwork(found, slots)
+        if not weights:
+            found = in_order(found)
+            share_weights(model, found)
+        self.fused = CudaNetwork(found, slots, weights)
         super().__init__(model, name, self.fused)
         self.info = dataclasses.replace(self.info, name="fused")
         self._outputs: list[weakref.ref[CudaOutput]] = []  # of the last pass, in its buffers

@@ -69,10 +69,11 @@ AnyRows = PassRows | RootRows | SingleTree | ManyTrees
 class CudaNetwork:
     """Runs passes of a described model on a CUDA device; the network of a `CudaBackend`."""
 
-    def __init__(self, model: LlamaModel, slots: int = 0) -> None:
+    def __init__(self, model: LlamaModel, slots: int = 0, weights: str = "") -> None:
+        """`weights` is the number format of quantised projections."""
         self.model = model
         self.device = model.embedding.device
-        self.precision = str(model.embedding.dtype).removeprefix("torch.")
+        self.precision = weights or str(model.embedding.dtype).removeprefix("torch.")
         self.heads = HeadSizes(model.heads, model.kv_heads, model.head_width)
         self.scales = [
             NormScale.of(norm, model.eps)
@@ -82,7 +83,7 @@ class CudaNetwork:
         # as transformers has it, in the model's number format
         scale = torch.tensor(model.embedding_scale, dtype=model.embedding.dtype)
         self.embedding_scale = float(scale)
-        self.ahead = following(model)
+        self.ahead = [None] * len(model.layers) if weights else following(model)
         self.layout = KvLayout()
         self.pool = CudaKvPool(
             len(model.layers), self.heads, model.embedding, slots or SLOTS[self.device.type]

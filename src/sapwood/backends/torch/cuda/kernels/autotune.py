@@ -21,6 +21,7 @@ from sapwood.backends.torch.cuda.kernels import tile_configs
 from sapwood.backends.torch.cuda.kernels.linear import project
 from sapwood.backends.torch.cuda.kernels.prenorm import LEFT, PrenormRows
 from sapwood.backends.torch.cuda.kernels.qkv import project_heads
+from sapwood.backends.torch.cuda.kernels.quant_product import kind_of
 from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig
 from sapwood.backends.torch.cuda.network import NO_EXTRAS, CudaNetwork
 from sapwood.backends.torch.llama import LayerExtras, LlamaLayer
@@ -45,8 +46,8 @@ def prepare(network: CudaNetwork, seconds: float = SECONDS) -> None:
     load_measured(file)
     before = dict(tile_configs.MEASURED)
     for rows in ORDER:
-        for weight, kind, calls in stages(network, rows).values():
-            (n, k), tile = weight.shape, tile_configs.row_tile(rows)
+        for weight, base, calls in stages(network, rows).values():
+            (n, k), tile, kind = weight.shape, tile_configs.row_tile(rows), kind_of(base, weight)
             if not tile_configs.timed((tile, n, k, kind)) and monotonic() < end:
                 tile_configs.MEASURED[tile, n, k, kind], _ = fastest(
                     calls, tile_configs.shortlist(rows, n, k, kind)
@@ -58,8 +59,8 @@ def prepare(network: CudaNetwork, seconds: float = SECONDS) -> None:
 def tune(network: CudaNetwork, rows: int) -> dict[str, float]:
     """Measure all projections for this many rows and keep the best plans; microseconds of each."""
     found = {}
-    for name, (weight, kind, calls) in stages(network, rows).items():
-        n, k = weight.shape
+    for name, (weight, base, calls) in stages(network, rows).items():
+        (n, k), kind = weight.shape, kind_of(base, weight)
         best, spent = fastest(calls, tile_configs.candidates(rows, n, k, kind))
         tile_configs.MEASURED[tile_configs.row_tile(rows), n, k, kind] = best
         found[name] = 1e6 * spent
@@ -122,7 +123,7 @@ def stages(network: CudaNetwork, rows: int) -> dict[str, tuple[Tensor, str, list
         del several["gate"], several["down"]
     found: dict[str, tuple[Tensor, str, list[Call]]] = {}
     for name, (weight, kind, call) in several.items():
-        count = min(len(model.layers), 1 + int(COLD / (weight.numel() * weight.element_size())))
+        count = min(len(model.layers), 1 + int(COLD / weight.nbytes))
         found[name] = weight, kind, [partial(call, layer) for layer in model.layers[:count]]
     found["head"] = model.head, "norm", [partial(_head, network, rows)] * 2
     return found

@@ -32,8 +32,15 @@ from sapwood.backends.torch.cuda.kernels.launch import (
     wait,
 )
 from sapwood.backends.torch.cuda.kernels.prenorm import LEFT, PrenormRows
-from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig, plan_of, share_of
+from sapwood.backends.torch.cuda.kernels.quant_product import (
+    FLOATS,
+    WeightInput,
+    plan_for,
+    quant_product,
+)
+from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig, share_of
 from sapwood.backends.torch.cuda.kernels.weight_prefetch import fetch
+from sapwood.backends.torch.quant_weight import QuantWeight
 
 PARTS = 1 << 22  # float32 sums that programs may leave to each other, at first
 
@@ -131,6 +138,7 @@ def _project(
     even: tl.constexpr, tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr,
     tile_k: tl.constexpr,
     split: tl.constexpr, fetches: tl.constexpr, soon: tl.constexpr,
+    scales, form: tl.constexpr, group: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -166,7 +174,15 @@ def _project(
     scale = tl.load(norm + goals, goals < n, 0.0) if leaves else 0.0
     first = part * share
     last = tl.minimum(first + share, k)
-    sums = product(x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k, soon)
+    if form == FLOATS:
+        sums = product(
+            x, weight, rows, lines, m, k, first, last, even, tile_m, tile_n, tile_k, soon
+        )
+    else:
+        sums = quant_product(
+            x, weight, scales, rows, lines, m, width, k, first, last,
+            form, group, even, tile_m, tile_n, tile_k, soon,
+        )  # fmt: skip
     done = True
     if split > 1:
         sums, done = gathered(
@@ -308,7 +324,7 @@ def workspace(device: torch.device, sums: int = PARTS) -> tuple[Tensor, Tensor]:
 
 def project(
     x: Tensor | PrenormRows,  # [m, k]; `PrenormRows` are normed
-    weight: Tensor,  # [n, k]; with a gate [2n, k], gate rows first
+    weight: Tensor | QuantWeight,  # [n, k]; with a gate [2n, k], gate rows first
     out: Tensor | PrenormRows,  # [m, n], not x; may be the residual
     *,
     bias: Tensor | None = None,  # [n]; with a gate [2n]
@@ -325,14 +341,15 @@ def project(
     goal = as_tensor(out)
     (m, k), n, lines = source.shape, goal.shape[1], weight.shape[0]
     kind = "gate" if gate else "norm" if isinstance(x, PrenormRows) else "plain"
-    plan = plan or plan_of(m, lines, k, kind)
+    plan = plan_for(m, weight, kind, plan)
+    read = WeightInput.by(weight)
     split, share = share_of(lines, k, kind, split)
     parts, counters = workspace(source.device, split * m * lines if split > 1 else 0)
     tiles = triton.cdiv(lines, plan.outputs)
     given = LinearInput.by(x)
     taken = LinearOutput.by(out, tiles)
     _project[tiles, split, triton.cdiv(m, plan.rows)](
-        given.rows, weight, taken.out, or_other(bias, goal), or_other(residual, goal),
+        given.rows, read.data, taken.out, or_other(bias, goal), or_other(residual, goal),
         given.squares, taken.norm,
         taken.scaled, taken.squares, parts, counters, or_other(ahead, goal), m, n, k, given.eps,
         given.lift, share,
@@ -342,7 +359,7 @@ def project(
         k % plan.inputs == 0 and share % plan.inputs == 0,
         triton.next_power_of_2(max(given.parts, 1)), plan.rows, plan.outputs, plan.inputs, split,
         ahead is not None,
-        plan.soon, **options(plan.warps, plan.stages),
+        plan.soon, *read[1:], **options(plan.warps, plan.stages),
     )  # fmt: skip
 
 

@@ -11,7 +11,14 @@ from sapwood.backends.torch.cuda.kernels.exact_sum import real, whole
 from sapwood.backends.torch.cuda.kernels.launch import options, or_other, wait
 from sapwood.backends.torch.cuda.kernels.linear import LinearInput, left, product, sizes
 from sapwood.backends.torch.cuda.kernels.prenorm import PrenormRows
-from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig, plan_of, widened
+from sapwood.backends.torch.cuda.kernels.quant_product import (
+    FLOATS,
+    WeightInput,
+    plan_for,
+    quant_product,
+)
+from sapwood.backends.torch.cuda.kernels.tile_configs import TileConfig, widened
+from sapwood.backends.torch.quant_weight import QuantWeight
 
 
 @triton.jit
@@ -75,6 +82,7 @@ def _qkv(
     heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr,
     tile_p: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr,
     soon: tl.constexpr,
+    scales, form: tl.constexpr, group: tl.constexpr,
 ):  # fmt: skip
     wait()
     dims_per: tl.constexpr = tile_n // 2  # a tile holds pairs of one head that rotate together
@@ -93,7 +101,13 @@ def _qkv(
     )
     cosine, sine, slot = rotary_angles(rows, dims, head, m, angles, slots, heads, width)
     squared = left(squares, rows, m, parts, pace, tile_p)
-    sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k, soon)
+    if form == FLOATS:
+        sums = product(x, weight, rows, lines, m, k, 0, k, even, tile_m, tile_n, tile_k, soon)
+    else:
+        sums = quant_product(
+            x, weight, scales, rows, lines, m, (heads + 2 * kv_heads) * width, k, 0, k,
+            form, group, even, tile_m, tile_n, tile_k, soon,
+        )  # fmt: skip
     sums *= sizes(squared, k, eps, lift, x.dtype.element_ty)[:, None]
     if biased:
         sums += tl.load(bias + lines).to(tl.float32)[None, :]
@@ -107,7 +121,7 @@ def _qkv(
 
 def project_heads(
     x: PrenormRows,  # [m, k]
-    weight: Tensor,  # [heads * width, k]: queries, keys, values
+    weight: Tensor | QuantWeight,  # [heads * width, k]: queries, keys, values
     queries: Tensor,  # [m, heads, width], out
     # [2, ..., slots, kv heads, width] contiguous: keys and values of the layer, out
     planes: Tensor,
@@ -122,10 +136,11 @@ def project_heads(
 ) -> None:
     """Queries of the rows, and their keys and values in their slots."""
     m, k = x.x.shape
-    plan = plan or plan_of(m, weight.shape[0], k, "qkv")
+    plan = plan_for(m, weight, "qkv", plan)
+    read = WeightInput.by(weight)
     plane = planes.stride(0)
     eps = x.scale.eps
-    norms = or_other(query_norm, weight), or_other(key_norm, weight)
+    norms = or_other(query_norm, queries), or_other(key_norm, queries)
     shape = query_norm is not None, heads.queries, heads.keys, heads.width
     widest = triton.next_power_of_2(heads.width)
     tile = min(plan.outputs, widest)
@@ -135,10 +150,10 @@ def project_heads(
     given = LinearInput.by(x)
     grid = heads.all * triton.cdiv(heads.width, tile), triton.cdiv(m, plan.rows)
     _qkv[grid](
-        given.rows, weight, given.squares, queries, planes, or_other(bias, weight), *norms, angles,
-        slots,
+        given.rows, read.data, given.squares, queries, planes, or_other(bias, queries), *norms,
+        angles, slots,
         m, k, eps, given.lift, given.parts, given.pace, plane, bias is not None, *shape[:1],
         k % plan.inputs == 0,
         *shape[1:], triton.next_power_of_2(given.parts), plan.rows, tile, plan.inputs,
-        plan.soon, **options(plan.warps, plan.stages),
+        plan.soon, *read[1:], **options(plan.warps, plan.stages),
     )  # fmt: skip

@@ -77,7 +77,10 @@ def row_tile(m: int) -> int:
 
 
 def plan_of(m: int, n: int, k: int, kind: str) -> TileConfig:
-    """The plan for x [m, k] times a weight [n, k]; kinds are plain, norm, gate and qkv."""
+    """The plan for x [m, k] times a weight [n, k]; kinds are plain, norm, gate and qkv.
+
+    A kind of quantised weights ends in their layout, as in gate-int8.
+    """
     return known((row_tile(m), n, k, kind)) or first_guess(m, n, k, kind)
 
 
@@ -93,6 +96,7 @@ def timed(key: Key) -> bool:
 
 def first_guess(m: int, n: int, k: int, kind: str) -> TileConfig:
     """The plan that is usually fast for such shapes."""
+    kind = kind.partition("-")[0]
     guess = _small_guess if n * k <= SMALL else _large_guess
     return fitting(guess(row_tile(m), n, k, kind))
 
