@@ -239,7 +239,7 @@ def test_missing_tensors(folder: Path) -> None:
     [
         (
             {"dtype": "int3"},
-            "dtype 'int3' is not known; use float32, float16, bfloat16, int8, int4 or auto",
+            "dtype 'int3' is not known; use float32, float16, bfloat16, int8, int4, fp8 or auto",
         ),
         ({"device": "abacus"}, "device 'abacus' cannot be used here"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
