@@ -266,7 +266,8 @@ def sublayer_end(
 
 def mlp(middle: Any, x: Any, sizes: ModelSizes, some: Callable[..., torch.Tensor]) -> None:
     """Launch an MLP, or a mixture of experts."""
-    from sapwood.backends.torch.cuda.kernels.experts import ExpertBuffers, add_experts
+    from sapwood.backends.torch.cuda.kernels.expert_buffers import ExpertBuffers
+    from sapwood.backends.torch.cuda.kernels.experts import add_experts
     from sapwood.backends.torch.cuda.kernels.launch import EARLY
     from sapwood.backends.torch.cuda.kernels.linear import project
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.cuda.kernels.experts import ExpertBuffers
+from sapwood.backends.torch.cuda.kernels.expert_buffers import ExpertBuffers
 from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers
 from sapwood.backends.torch.cuda.pass_inputs import MAX_ROWS
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler

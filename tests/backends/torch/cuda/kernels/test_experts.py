@@ -8,7 +8,8 @@ from tests.helpers.triton_mode import DEVICE, require
 require()
 
 from sapwood.backends.torch.cuda.kernels import experts
-from sapwood.backends.torch.cuda.kernels.experts import ExpertBuffers, add_experts, group_count
+from sapwood.backends.torch.cuda.kernels.expert_buffers import ExpertBuffers, group_count
+from sapwood.backends.torch.cuda.kernels.experts import add_experts
 from sapwood.backends.torch.cuda.kernels.prenorm import NormBuffers, NormScale, PrenormRows
 
 COUNT, CHOSEN, INNER, WIDTH = 5, 2, 24, 40
