@@ -16,6 +16,7 @@ from numba import carray  # type: ignore[attr-defined]
 from sapwood.backends.torch.cpu_int8.block_tile import (
     BITS,
     BLOCK_TILE,
+    FORMS,
     GROUP,
     HALVES,
     LOW_BITS,
@@ -42,6 +43,9 @@ from sapwood.core.array_types import FloatArray
 LEVELS = GRID << LOW_BITS  # largest integer of a row
 # largest element of a group over the row's root mean square up to which 8 bits do
 PEAK = 4.0
+# groups and lines of a piece, by form: compiled code has no dictionaries
+SPANS = tuple(SPAN[form] for form in FORMS)
+LINES = tuple(piece_bytes(form) // LINE for form in FORMS)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Halves = np.ndarray[Any, np.dtype[np.float16]]
 
@@ -199,6 +203,8 @@ def multiply_groups(
     groups = where[4] * DEEP // GROUP
     stride = rows.shape[1]
     apart = 4 * out.shape[1]
+    # the next block is prefetched while all tiles of this one are run
+    pace = LINE // -(-count // BLOCK_TILE)
     for block in range(start, stop):
         following = block + 1 if block + 1 < stop or after < 0 else after
         weights = table[block, 0]
@@ -207,7 +213,6 @@ def multiply_groups(
         for row in range(0, count, BLOCK_TILE):
             here = rows.ctypes.data + row * ROW_LINES * stride
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
-            pace = 1 if row == 0 else 0
             left = count - row
             if form == MIN4:
                 min4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
@@ -217,6 +222,7 @@ def multiply_groups(
                 mxfp4_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
             else:
                 signed8_tile(left, weights, groups, here, stride, there, apart, ahead, pace)
+            ahead += pace * (groups // SPANS[form] * LINES[form])
 
 
 @compiled

@@ -204,8 +204,8 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
     ) -> None:
         """Multiply rows by the groups of a block.
 
-        The lines of rows are `stride` bytes apart, results, float32, `out_apart` bytes; the next
-        block lies at `ahead`, and `pace` is 0 if it is not prefetched.
+        The lines of rows are `stride` bytes apart, results, float32, `out_apart` bytes. With each
+        line of weights, `pace` bytes more are prefetched from `ahead`.
         """
         starts = [
             [
@@ -214,16 +214,16 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
             ]
             for r in range(count)
         ]
-        far = builder.mul(pace, I64(size))
+        far = builder.mul(pace, I64(size // LINE))
 
         def add_group(
             here: Any, there: Any, index: int, part: int, group: Any, made: list[Any]
         ) -> None:
             """Add the products of one group of a piece, for some lanes."""
-            shift = I64(LINE + index * group_bytes(form) + vector * part)
-            fours = weights_of(builder, builder.add(here, shift), form, dots)
+            first = LINE + index * group_bytes(form)
+            fours = weights_of(builder, builder.add(here, I64(first + vector * part)), form, dots)
             lines = [
-                builder.add(there, builder.add(shift, I64(line * LINE)))
+                builder.add(there, builder.mul(pace, I64(first // LINE + line)))
                 for line in range(len(fours) * bits // 8 if part == 0 else 0)
             ]
             lanes = vector // 2 * part
