@@ -4,10 +4,11 @@
 
 Every engine runs in a process of its own, with the same file and the same number of threads, and
 decodes the same prompts greedily, each once, so that no drafter finds an earlier text of its own.
-They take turns of some tokens, so that a machine
-that becomes slower or faster treats them alike; the others sleep meanwhile. A turn's seconds are
-those of its tokens; prefill is not timed. A figure is the ratio of the medians of seconds per
-token, with a 95 % bootstrap interval over rounds of turns.
+`auto` runs with trained heads hidden, and once more with its head where the weights have one.
+Engines take turns of some tokens, so that a machine that becomes slower or faster treats them
+alike; the others sleep meanwhile. A turn's seconds are those of its tokens; prefill is not timed.
+Plain decoding is compared by medians of seconds per token, recipes with trees by their means, as
+a tree's tokens come in bursts; with 95 % bootstrap intervals over rounds of turns.
 """
 
 import argparse
@@ -24,8 +25,10 @@ from typing import Any
 import numpy as np
 from paired_record import draws, estimate, until
 
+from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.bench import provenance
-from sapwood.common.drafter_store import HIDE
+from sapwood.common.drafter_store import HIDE, has
+from sapwood.common.gguf_header import read_header
 from sapwood.errors import SapwoodError
 
 TOPICS = """how a sailing boat moves against the wind; why bread rises; what a notary does
@@ -42,7 +45,20 @@ PROMPTS = [
 TURN = 16  # tokens
 LENGTH = 192  # tokens after which the prompt is begun again
 REST = 0.03  # seconds after a turn in which threads that spin come to rest
-ENGINES = ("int8 plain", "int4 plain", "int4 auto", "llama.cpp")
+PEER = "llama.cpp"
+WITH_HEAD = "with head"
+ENGINES = ("int8 plain", "int4 plain", "int4 auto")
+HEAD_ENGINES = (f"int8 auto {WITH_HEAD}", f"int4 auto {WITH_HEAD}")
+# an engine over another
+RATIOS = {
+    "int4 over int8": ("int4 plain", "int8 plain"),
+    "plain over llama.cpp": ("int4 plain", PEER),
+    "auto over llama.cpp": ("int4 auto", PEER),
+    "auto over plain": ("int4 auto", "int4 plain"),
+    "auto with head over plain": (HEAD_ENGINES[1], "int4 plain"),
+    "auto with head over llama.cpp": (HEAD_ENGINES[1], PEER),
+    "int8 auto with head over llama.cpp": (HEAD_ENGINES[0], PEER),
+}
 
 
 # --------------------------------------------------------------------------------------- engines
@@ -53,7 +69,7 @@ def own_tokens(
     from sapwood.engine.input_processor import read_prompt
     from sapwood.llm import LLM
 
-    dtype, recipe = engine.split()
+    dtype, recipe, *_ = engine.split()
     llm = LLM(file, recipe, dtype=dtype, threads=threads)
     prompts = [read_prompt(prompt, llm.target.info, llm.text, raw=False) for prompt in PROMPTS]
 
@@ -89,8 +105,8 @@ def peer_tokens(file: str, prompts: list[list[int]], threads: int) -> Callable[[
 
 def serve(pipe: Connection, file: str, engine: str, threads: int) -> None:
     """Decode in turns: the reply to each message is tokens and seconds."""
-    os.environ[HIDE] = "1"
-    if engine == "llama.cpp":
+    os.environ[HIDE] = "0" if engine.endswith(WITH_HEAD) else "1"
+    if engine == PEER:
         begin = peer_tokens(file, pipe.recv(), threads)
     else:
         prompts, machine, begin = own_tokens(file, engine, threads)
@@ -123,13 +139,13 @@ def measure(
     workers = []
     prompts: list[list[int]] = []
     machine: dict[str, Any] = {}
-    for engine in engines:  # llama.cpp last: it needs the tokens
+    for engine in engines:
         pipe, other = context.Pipe()
         worker = context.Process(target=serve, args=(other, file, engine, threads), daemon=True)
         worker.start()
         workers.append(worker)
         pipes[engine] = pipe
-        if engine == "llama.cpp":
+        if engine == PEER:
             pipe.send(prompts)
         else:
             prompts, machine = pipe.recv()
@@ -163,9 +179,30 @@ def measure(
 def compare(found: dict[str, list[float]], engine: str, base: str) -> dict[str, float]:
     """Tokens per second of an engine over those of another."""
     ours, theirs = (np.array(found[name]) for name in (engine, base))
+    middle = np.mean if "auto" in engine else np.median
     places = draws(len(ours))
-    samples = np.median(theirs[places], axis=1) / np.median(ours[places], axis=1)
-    return estimate(float(np.median(theirs) / np.median(ours)), samples)._asdict()
+    samples = middle(theirs[places], axis=1) / middle(ours[places], axis=1)
+    return estimate(float(middle(theirs) / middle(ours)), samples)._asdict()
+
+
+def engines_of(file: str) -> tuple[str, ...]:
+    """The engines that decode a file, llama.cpp last: it needs the tokens of the others."""
+    path = Path(file)
+    weights = fingerprint_of_gguf(path, read_header(path))
+    heads = HEAD_ENGINES if has("eagle3", file, weights) else ()
+    return (*ENGINES, *heads, PEER)
+
+
+def figures(found: dict[str, list[float]]) -> dict[str, Any]:
+    """What the record says about a file."""
+    pairs = {name: pair for name, pair in RATIOS.items() if set(pair) <= set(found)}
+    return {
+        "rounds": len(found[PEER]),
+        "ms per token": {
+            name: round(1e3 * float(np.median(rows)), 3) for name, rows in found.items()
+        },
+        **{name: compare(found, *pair) for name, pair in pairs.items()},
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,18 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
     for file in args.file:
         started = time.perf_counter()
-        machine, found = measure(file, ENGINES, args.threads, until_ready(args.seconds))
+        engines = engines_of(file)
+        machine, found = measure(file, engines, args.threads, until_ready(args.seconds))
         sys.stderr.write(f"{Path(file).name}: {time.perf_counter() - started:.0f} s\n")
-        files[Path(file).name] = {
-            "rounds": len(found[ENGINES[0]]),
-            "ms per token": {
-                name: round(1e3 * float(np.median(rows)), 3) for name, rows in found.items()
-            },
-            "int4 over int8": compare(found, "int4 plain", "int8 plain"),
-            "plain over llama.cpp": compare(found, "int4 plain", "llama.cpp"),
-            "auto over llama.cpp": compare(found, "int4 auto", "llama.cpp"),
-            "auto over plain": compare(found, "int4 auto", "int4 plain"),
-        }
+        files[Path(file).name] = figures(found)
     record = {
         "command": provenance.command(),
         "commit": provenance.commit(),

@@ -41,7 +41,7 @@ def matrix(path: Path, kind: int, heads: int | None = None) -> tuple[GgufMatrix,
     return GgufMatrix(path, header, tensor, heads), np.asarray(reference, np.float32)
 
 
-@pytest.mark.parametrize("kind", [blocks.Q4_0, blocks.Q4_1, blocks.Q8_0])
+@pytest.mark.parametrize("kind", [blocks.Q4_0, blocks.Q4_1, blocks.Q5_0, blocks.Q8_0])
 def test_small_blocks_are_kept_to_the_bit(tmp_path: Path, kind: int) -> None:
     made, want = matrix(tmp_path / "it", kind)
     found = np.concatenate([strip.exact() for strip in made.strips()])
@@ -56,7 +56,7 @@ def test_scales_of_q4_k_are_rounded_to_half_precision(tmp_path: Path) -> None:
     assert 0 < np.abs(found - want).max() < 2**-10 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("kind", [blocks.Q5_K, blocks.Q6_K, blocks.F16])
+@pytest.mark.parametrize("kind", [blocks.Q5_1, blocks.Q5_K, blocks.Q6_K, blocks.F16])
 def test_others_are_rounded_to_eight_bits(tmp_path: Path, kind: int) -> None:
     made, want = matrix(tmp_path / "it", kind)
     found = np.concatenate([strip.exact() for strip in made.strips()])

@@ -33,9 +33,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path) -> tuple[TorchBackend, list[str]]:
-    """The backend of a file by default, and the progress messages."""
+    """The backend of a file in int8, and the progress messages."""
     said: list[str] = []
-    backend, _ = loader.load(str(path), device="cpu", progress=said.append)
+    backend, _ = loader.load(str(path), device="cpu", dtype="int8", progress=said.append)
     assert backend.info.dtype == "int8"
     return backend, said
 

@@ -1,6 +1,7 @@
 """GGUF files read as they are: no converted weights, little memory, the reference's logits."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.embedding_table import EmbeddingTable
 from sapwood.backends.torch.cpu_int8.network import Int8Network
+from sapwood.backends.torch.gguf import INT8_WEIGHTS
+from sapwood.backends.torch.gguf_blocks import NAMES, Q5_0
 from sapwood.backends.torch.gguf_load import missing_reason, other_kinds, rounded_kinds
+from sapwood.backends.torch.resolve_model import BUILT_IN
 from sapwood.common.gguf_header import read_header
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.sampling import Sampling
@@ -27,7 +31,7 @@ from sapwood.policies.beam import Beam
 from sapwood.recipe import Recipe
 from sapwood.testing import backend_contract
 from sapwood.verifiers.match import Match
-from tests.helpers import byte_tokenizer, tiny_gguf, tiny_models
+from tests.helpers import byte_tokenizer, other_gguf, tiny_gguf, tiny_models
 from tests.helpers.engine_rounds import plain_tokens, rounds_until, tokens_of
 from tests.helpers.head_checks import randomised
 
@@ -54,11 +58,11 @@ def reference(path: Path) -> TorchBackend:
     return loader.load(str(path), device="cpu", dtype="float32")[0]
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_logits_are_near_those_of_the_dequantised_file(tmp_path: Path, kind: str) -> None:
     path = tiny_gguf.write(tmp_path / "tiny.gguf", kind, merged=True)
     backend, said = open_file(path)
-    assert backend.info.dtype == ("int8" if kind == "Q8_0" else "int4")
+    assert backend.info.dtype == ("int4" if kind in ("Q4_0", "Q4_1") else "int8")
     assert not any("convert" in message for message in said)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     found = backend_contract.after(backend, TEXT)
@@ -143,7 +147,62 @@ def test_the_transformers_model_is_there_when_it_is_needed(tmp_path: Path, cache
     np.testing.assert_array_equal(after(again, TEXT), after(backend, TEXT))
 
 
-def test_other_kinds_are_converted_and_it_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma2-eager", "phi3"])
+def test_other_architectures_stay_as_they_are(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    other_gguf.use_byte_tokenizer(monkeypatch)
+    path = other_gguf.write(tmp_path / "tiny.gguf", name, kind)
+    backend, said = open_file(path)
+    assert not any("convert" in message for message in said)
+    assert not [*cache.rglob("*.safetensors"), *cache.rglob(INT8_WEIGHTS)]
+    assert backend.info.dtype == ("int4" if kind == "Q4_0" else "int8")
+    backend_contract.tree_equals_paths(backend, np.random.default_rng(0), 0.0)
+    found = backend_contract.after(backend, TEXT)
+    want = backend_contract.after(reference(path), TEXT)
+    assert np.abs(found - want).max() < 0.03 * np.abs(want).max()
+
+
+def test_experts_are_converted_and_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_gguf.use_byte_tokenizer(monkeypatch)
+    path = other_gguf.write(tmp_path / "tiny.gguf", "qwen3-moe", "Q4_0")
+    words = "tiny.gguf is converted to float32, as its experts have no products as they are"
+    assert any(message.startswith(words) for message in open_file(path)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [
+        ("llama", "Q4_0", "int4"),
+        ("llama", "Q8_0", "int8"),
+        ("phi3", "Q4_1", "int4"),
+        ("qwen3-moe", "Q4_0", "int8"),
+    ],
+)
+def test_files_of_four_bits_stay_as_they_are_by_default(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, dtype: str
+) -> None:
+    other_gguf.use_byte_tokenizer(monkeypatch)
+    write = tiny_gguf.write if name == "llama" else partial(other_gguf.write, name=name)
+    path = write(tmp_path / "tiny.gguf", kind=kind)
+    backend, _ = loader.load(str(path), device="cpu")
+    assert backend.info.dtype == dtype
+    assert not list(cache.rglob("*.safetensors"))
+    if dtype == "int4":
+        assert not list(cache.rglob(INT8_WEIGHTS))
+
+
+def test_the_built_in_model_runs_in_int8_by_default() -> None:
+    assert loader.load(BUILT_IN, device="cpu")[0].info.dtype == "int8"
+
+
+def test_other_kinds_are_converted_and_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(NAMES, Q5_0)
     path = tiny_gguf.write(tmp_path / "tiny.gguf", "Q5_0", merged=True)
     backend, said = open_file(path)
     words = "tiny.gguf is converted to float32, as tensors of its kind 6 have no products here"

@@ -1,8 +1,8 @@
 """Matrices of a GGUF file in the blocks of the CPU's products.
 
-Q4_0, Q4_1 and Q8_0 keep their integers and scales. Q4_K keeps its integers; the products of its
-two levels of scales are rounded to float16, an error of a thousandth of a quantisation step. Q5_K,
-Q6_K and floats are rounded to 8 bits with a scale for 32 weights.
+Q4_0, Q4_1, Q5_0 and Q8_0 keep their integers and scales. Q4_K keeps its integers; the products of
+its two levels of scales are rounded to float16, an error of a thousandth of a quantisation step.
+Q5_1, Q5_K, Q6_K and floats are rounded to 8 bits with a scale for 32 weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +19,13 @@ from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.common.gguf_header import BLOCKS, GgufHeader, TensorInfo
 from sapwood.core.array_types import FloatArray
 
-F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16 = 0, 1, 2, 3, 8, 12, 13, 14, 30
+F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
+Q4_K, Q5_K, Q6_K, BF16 = 12, 13, 14, 30
 FLOATS = (F32, F16, BF16)
-NAMES = {Q4_0: "Q4_0", Q4_1: "Q4_1", Q8_0: "Q8_0", Q4_K: "Q4_K", Q5_K: "Q5_K", Q6_K: "Q6_K"}
+NAMES = {Q4_0: "Q4_0", Q4_1: "Q4_1", Q5_0: "Q5_0", Q5_1: "Q5_1", Q8_0: "Q8_0"}
+NAMES |= {Q4_K: "Q4_K", Q5_K: "Q5_K", Q6_K: "Q6_K"}
 FORMS = {Q4_0: SIGNED4, Q4_1: MIN4, Q4_K: MIN4}  # of the other kinds it is SIGNED8
+PERMUTED = "llama"  # architecture whose rotated pairs lie side by side
 STRIP = 4 << 20  # weights that are read at once
 KEPT = 1024  # rows of an embedding that are kept
 SIGN = np.uint8(128)  # turns a signed byte into an unsigned one around 128
@@ -44,6 +47,14 @@ def from_q4_0(blocks: Bytes) -> BlockStrip:
 def from_q4_1(blocks: Bytes) -> BlockStrip:
     """Blocks of 32: scale, minimum, integers."""
     return BlockStrip(MIN4, blocks[..., 4:], half(blocks, 0), half(blocks, 2))
+
+
+def from_q5_0(blocks: Bytes) -> BlockStrip:
+    """Blocks of 32: scale, the highest bits of all integers, the others; integers around 16."""
+    highest = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little") << 4
+    others = blocks[..., 6:]
+    integers = np.concatenate((others & 15, others >> 4), -1) | highest
+    return BlockStrip(SIGNED8, integers + (SIGN - np.uint8(16)), half(blocks, 0), None)
 
 
 def from_q8_0(blocks: Bytes) -> BlockStrip:
@@ -80,6 +91,7 @@ def from_q4_k(blocks: Bytes) -> BlockStrip:
 EXACT: dict[int, Callable[[Bytes], BlockStrip]] = {
     Q4_0: from_q4_0,
     Q4_1: from_q4_1,
+    Q5_0: from_q5_0,
     Q8_0: from_q8_0,
     Q4_K: from_q4_k,
 }

@@ -1,14 +1,14 @@
 """Reads a GGUF file into block layers as it is, or into int8 layers, without a float32 copy.
 
-As it is: Llama-like models with kinds of tensors that have products here. Into int8: all models
-with int8 layers. The others are left to the conversion.
+As it is: models whose matrices can stay in the file's order, with kinds of tensors that have
+products here. Into int8: all models with int8 layers. The others are left to the conversion.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,12 +35,23 @@ from sapwood.backends.torch.fast_load import (
     threads,
 )
 from sapwood.backends.torch.gguf import INT8_WEIGHTS
-from sapwood.backends.torch.gguf_blocks import EXACT, FLOATS, NAMES, GgufMatrix, floats_of
+from sapwood.backends.torch.gguf_blocks import (
+    EXACT,
+    FLOATS,
+    FORMS,
+    NAMES,
+    PERMUTED,
+    GgufMatrix,
+    floats_of,
+)
 from sapwood.backends.torch.lazy_model import LazyMatrix, LazyModel
 from sapwood.backends.torch.llama import LlamaLayer, LlamaModel, plain, window_of
 from sapwood.backends.torch.silence import quiet
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
 from sapwood.common.heap import trim_heap
+
+if TYPE_CHECKING:
+    from sapwood.backends.torch.gguf_modules import GgufModules
 
 # tensor names of transformers -> of GGUF files; layers come below
 TOP = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
@@ -59,7 +70,7 @@ PARTS = {
 }
 FUSED = ("attn_q", "attn_k", "ffn_gate")  # others lie under these in one matrix
 NO_PRODUCTS = "its products cannot be run here"
-PERMUTED = "llama"  # architecture whose rotated pairs lie side by side
+INCOMPLETE = "its configuration is incomplete"
 
 
 def file_name(name: str) -> str:
@@ -105,6 +116,12 @@ def uneven(header: GgufHeader) -> str:
     if any(tensor.shape[-1] % BLOCK for tensor in above if len(tensor.shape) == 2):
         return f"a matrix has outputs that are no multiple of {BLOCK}"
     return ""
+
+
+def mostly_four(header: GgufHeader) -> bool:
+    """True if most weights have 4 bits."""
+    sizes = [(tensor.kind, math.prod(tensor.shape)) for tensor in header.tensors]
+    return 2 * sum(size for kind, size in sizes if kind in FORMS) > sum(size for _, size in sizes)
 
 
 def rounded_kinds(header: GgufHeader) -> str:
@@ -211,6 +228,38 @@ def open_gguf(
     return backend_of(config, network, embedding, head, name, load, table)
 
 
+def open_other_gguf(
+    path: Path,
+    header: GgufHeader,
+    folder: Path,  # of its configuration
+    name: str,
+    load: Callable[[], Any],
+) -> TorchBackend | str:
+    """A backend for a file of another architecture as it is; the reason if there is none."""
+    facts = ModelFacts.read(folder)
+    if facts is None or not int8_gemm.available():
+        return INCOMPLETE if facts is None else NO_PRODUCTS
+    with quiet():
+        modules = modules_of(path, header, folder, name)
+        if isinstance(modules, str) or (reason := modules.uneven()):
+            return modules if isinstance(modules, str) else reason
+        net = modules.frame()
+    assert net is not None
+    embedding, head = ends_of(path, header)
+    layers = map(modules.block_layer, range(len(modules.model.model.layers)))
+    network = network_of(net, layers, BlockLinear([head]), embedding)
+    trim_heap()
+    return backend_of(facts, network, embedding, head, name, load)
+
+
+def ends_of(path: Path, header: GgufHeader) -> tuple[GgufMatrix, GgufMatrix]:
+    """The embedding and the output head, which may be the same."""
+    found = {tensor.name: tensor for tensor in header.tensors}
+    embedding = GgufMatrix(path, header, found[TOP[EMBEDDING]])
+    head = GgufMatrix(path, header, found[TOP[HEAD]]) if TOP[HEAD] in found else embedding
+    return embedding, head
+
+
 def open_gguf_in_int8(
     path: Path,
     header: GgufHeader,
@@ -225,12 +274,10 @@ def open_gguf_in_int8(
     """
     facts = ModelFacts.read(folder)
     if facts is None or not int8_gemm.available():
-        return "its configuration is incomplete" if facts is None else NO_PRODUCTS
-    found = {tensor.name: tensor for tensor in header.tensors}
-    if TOP[EMBEDDING] not in found:
+        return INCOMPLETE if facts is None else NO_PRODUCTS
+    if all(tensor.name != TOP[EMBEDDING] for tensor in header.tensors):
         return "it has no embedding"
-    embedding = GgufMatrix(path, header, found[TOP[EMBEDDING]])
-    head = GgufMatrix(path, header, found[TOP[HEAD]]) if TOP[HEAD] in found else embedding
+    embedding, head = ends_of(path, header)
     place = folder / INT8_WEIGHTS
     written_with = int8_file.facts_of(facts.record)
     stored = int8_file.restore(place, written_with)
@@ -284,20 +331,26 @@ def other_network(
     progress: Callable[[str], None],
 ) -> Int8Network | str:
     """The int8 network of another model; or the reason why there is none."""
+    with quiet():
+        modules = modules_of(path, header, folder, name)
+        if isinstance(modules, str):
+            return modules
+        net = modules.frame()
+        assert net is not None
+        return network_of(net, modules.packed_layers(embedding, progress), head, embedding)
+
+
+def modules_of(path: Path, header: GgufHeader, folder: Path, name: str) -> "GgufModules | str":
+    """The modules of a model and their tensors; the reason if it is not read layer by layer."""
     from transformers import AutoConfig
 
     from sapwood.backends.torch.gguf_modules import GgufModules
 
-    with quiet():
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        if config.model_type not in FAMILIES:
-            return missing_part(config)
-        modules = GgufModules(path, header, config, name)
-        if reason := modules.missing_reason():
-            return reason
-        net = modules.frame()
-        assert net is not None
-        return network_of(net, modules.packed_layers(embedding, progress), head, embedding)
+    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if config.model_type not in FAMILIES:
+        return missing_part(config)
+    modules = GgufModules(path, header, config, name)
+    return modules.missing_reason() or modules
 
 
 def quantised_layers(

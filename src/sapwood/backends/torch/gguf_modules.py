@@ -1,13 +1,13 @@
 """Layers of a GGUF file of any architecture that has int8 layers, one at a time in memory.
 
-The modules are those of transformers, without memory. A pass over the calibration text fills each
-layer with the file's tensors before it runs, and packs and empties it afterwards: the bits are
-those of the whole model in float32.
+The modules are those of transformers, without memory. In int8 a pass over the calibration text
+fills each layer with the file's tensors before it runs, and packs and empties it afterwards: the
+bits are those of the whole model in float32. As it is in the file, a matrix is read without them.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sapwood.backends.torch import architectures
 from sapwood.backends.torch.architectures import FAMILIES, missing_part
-from sapwood.backends.torch.cpu_int8.block_linear import PackedLayer
+from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, PackedLayer
 from sapwood.backends.torch.cpu_int8.network import packed_layer
 from sapwood.backends.torch.cpu_int8.smoothquant import (
     TOKENS,
@@ -26,7 +26,7 @@ from sapwood.backends.torch.cpu_int8.smoothquant import (
     rms_of,
     smooth_layer,
 )
-from sapwood.backends.torch.gguf_blocks import GgufMatrix, floats_of
+from sapwood.backends.torch.gguf_blocks import PERMUTED, GgufMatrix, floats_of
 from sapwood.backends.torch.llama import LlamaModel
 from sapwood.backends.torch.meta_model import empty_model
 from sapwood.common.gguf_header import GgufHeader, TensorInfo
@@ -106,6 +106,42 @@ class GgufModules:
         """A matrix that stays in the file; None if there is none of this name."""
         parts = self.sources.get(name)
         return None if parts is None else GgufMatrix(self.path, self.header, parts[0])
+
+    def uneven(self) -> str:
+        """The reason why its matrices cannot stay as they are in the file; empty if they can."""
+        family = FAMILIES[self.config.model_type]
+        if family.activation or getattr(self.config, "num_experts_per_tok", None):
+            return "its experts have no products as they are in the file"
+        width = self.model.model.layers[0].self_attn.head_dim
+        if architectures.multiplied(self.config):
+            return "its matrices have a factor"
+        if architectures.rotated_width(self.config, width) < width:
+            return "its heads are rotated in part"
+        if self.header.architecture == PERMUTED:
+            return "its rotated pairs lie side by side"
+        return ""
+
+    def block_layer(self, index: int) -> PackedLayer:
+        """One layer whose matrices are as they are in the file."""
+        start = f"model.layers.{index}."
+        module = self.model.model.layers[index]
+        shapes = {name: each.detach() for name, each in module.named_parameters()}
+        vectors = self.read([start + name for name, each in shapes.items() if each.dim() == 1])
+        found = shapes | {name.removeprefix(start): each for name, each in vectors.items()}
+        family = FAMILIES[self.config.model_type]
+        layer = architectures.layer_of(found, family, self.config, index, module.self_attn.head_dim)
+        return PackedLayer.of(
+            layer,
+            self._linear(start, architectures.QKV, "self_attn.qkv_proj"),
+            self._linear(start, (), "self_attn.o_proj"),
+            self._linear(start, architectures.GATE_UP, "mlp.gate_up_proj"),
+            self._linear(start, (), "mlp.down_proj"),
+        )
+
+    def _linear(self, start: str, parts: Sequence[str], whole: str) -> BlockLinear:
+        """Projections of one input, which the file has in parts or as a whole."""
+        names = [f"{start}{name}.weight" for name in (whole, *parts)]
+        return BlockLinear([each for each in map(self.matrix, names) if each is not None])
 
     def frame(self) -> LlamaModel | None:
         """The model description; its matrices are shapes without memory."""

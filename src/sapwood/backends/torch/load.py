@@ -15,12 +15,14 @@ from sapwood.backends.torch.config import read_config
 from sapwood.backends.torch.gguf import Progress, converted, described
 from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.backends.torch.hf.support import attention_of, check_tree, context_of, model_class
+from sapwood.backends.torch.llama import plain
 from sapwood.backends.torch.mtp_module import has_mtp
 from sapwood.backends.torch.network import Network
 from sapwood.backends.torch.quant_checkpoint import CheckpointFormat, dequantised_model
 from sapwood.backends.torch.recurrent import RecurrentBackend
 from sapwood.backends.torch.resolve_model import (
     AUTO,
+    BUILT_IN,
     PACKED,
     PICKLES,
     QUANTISED,
@@ -43,8 +45,8 @@ def load(
     model: str,
     *,
     device: str | None = None,  # None or "auto": cuda where there is one, else cpu
-    # None or "auto": float16 on cuda, else int8 if possible, or float32; int4 reads GGUF files as
-    # they are and quantises others; checkpoints in 4 bits stay so on cuda
+    # None or "auto": float16 on cuda, else int8 if possible, or float32, and files of 4 bits stay
+    # as they are; int4 reads other GGUF files as they are too, and quantises folders
     dtype: str | None = None,
     threads: int | None = None,  # CPU threads; None leaves torch's choice
     progress: Progress = silent,
@@ -162,10 +164,13 @@ def from_gguf(
 
     header = read_header(path)
     load_whole = partial(read_converted, path, model)
-    if dtype == "int4":
-        reason = gguf_load.other_kinds(header) or gguf_load.uneven(header)
-        found: Any = reason or as_it_is(path, header, model, load_whole, progress)
-    else:
+    found: TorchBackend | str | None = None
+    # the built-in model's trees and shared passes are faster in int8
+    four = dtype in AUTO and model != BUILT_IN and gguf_load.mostly_four(header)
+    if dtype == "int4" or four:
+        found = as_it_is(path, header, model, load_whole, progress)
+    rounded = "" if found is None or isinstance(found, str) else gguf_load.rounded_kinds(header)
+    if found is None or (four and isinstance(found, str)):
         folder = described(path, progress)
         progress(f"loading {model}")
         found = gguf_load.open_gguf_in_int8(path, header, folder, model, load_whole, progress)
@@ -173,7 +178,6 @@ def from_gguf(
         progress(f"{path.name} is converted to float32, as {found}")
         return None
     prepare_kernels(found, progress)
-    rounded = gguf_load.rounded_kinds(header) if dtype == "int4" else ""
     note = ", ".join(filter(None, (rounded, shortened(found))))
     found.info = replace(found.info, weights=fingerprint_of_gguf(path, header), note=note)
     return found, described(path, progress)
@@ -185,12 +189,15 @@ def as_it_is(
     """A backend for a GGUF file in its own bits; or the reason why there is none."""
     from sapwood.backends.torch import gguf_load
 
-    config = read_config(described(path, progress))
-    reason = gguf_load.missing_reason(config, header)
-    if reason or config is None:
+    if reason := gguf_load.other_kinds(header) or gguf_load.uneven(header):
         return reason
+    folder = described(path, progress)
     progress(f"loading {name}")
-    return gguf_load.open_gguf(path, header, config, name, load)
+    config = read_config(folder)
+    if config is None or not plain(config):
+        return gguf_load.open_other_gguf(path, header, folder, name, load)
+    reason = gguf_load.missing_reason(config, header)
+    return reason or gguf_load.open_gguf(path, header, config, name, load)
 
 
 def read_converted(path: Path, name: str) -> Any:
