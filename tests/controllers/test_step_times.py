@@ -4,11 +4,14 @@ import pytest
 
 from sapwood.controllers.throughput_stats import (
     CREDIT,
+    ENTRY,
     MISHAP,
     MOST_DEBT,
     MOST_ROUNDS,
+    MOST_STEPS,
     REGRET,
     SOON,
+    TRY,
     StepTimes,
     ThroughputStats,
 )
@@ -47,14 +50,14 @@ def test_trees_that_make_steps_slower_rest_until_their_try_is_repaid() -> None:
     found = stats()
     rest_and_time(found)
     found.rest = 0
-    for _ in range(SOON):
-        draft(found, 16, 4.0)  # the first ones may compile
-        assert found.rest == 0
-    draft(found, 16, 4.0)  # plain decoding takes 1.6 s for 16 tokens
-    # all seconds allow for some loss
-    debt = 4.0 - 1.6 - REGRET * (SOON + 1) * 4.0
-    assert debt > MOST_DEBT * STEP / 8
-    assert found.rest == pytest.approx(debt / (REGRET * STEP), abs=1)
+    steps = 0
+    while not found.rest:
+        draft(found, 16, 4.0)  # plain decoding takes 1.6 s for 16 tokens
+        steps += 1
+    assert steps == ENTRY + 1 + int(MOST_STEPS * STEP / 2.4)  # it has lost that much
+    # the first ones may compile, and all seconds allow for some loss
+    debt = (steps - SOON) * 2.4 - REGRET * steps * 4.0
+    assert found.rest == pytest.approx(debt / (REGRET * STEP), abs=2)
     assert found.rest > found.longest
     for _ in range(found.rest):
         rest_and_time(found)
@@ -67,10 +70,40 @@ def test_a_small_loss_is_allowed_and_small_losses_add_up() -> None:
     found.rest = 0
     steps = 0
     while not found.rest:
-        draft(found, 8, 1.1 * STEP)
+        draft(found, 8, 1.03 * STEP)
         steps += 1
-    each = (0.1 - 1.1 * REGRET) * STEP
+    each = (0.03 - 1.03 * REGRET) * STEP
     assert steps - SOON == pytest.approx(MOST_DEBT * STEP / 8 / each, abs=2)
+    assert steps > ENTRY + TRY
+
+
+def test_a_try_shows_what_its_steps_gain_before_it_is_judged() -> None:
+    found = stats()
+    rest_and_time(found)
+    found.rest = 0
+    for _ in range(SOON):  # of earlier tries
+        draft(found, 8, STEP)
+    found.rested = True
+    rest_and_time(found)
+    found.rest = 0
+    for _ in range(ENTRY):  # every request reads what was said in the rest
+        draft(found, 16, 4 * STEP)
+    assert found.step_times.debt > MOST_DEBT * STEP / 8
+    for _ in range(2 * TRY):  # then trees gain, and repay it
+        assert found.rest == 0
+        draft(found, 16, 1.5 * STEP)
+    assert found.step_times.debt <= 0
+
+
+def test_a_try_that_only_loses_a_little_ends_once_it_is_judged() -> None:
+    found = stats()
+    rest_and_time(found)
+    found.rest = 0
+    steps = 0
+    while not found.rest:
+        draft(found, 8, 1.2 * STEP)
+        steps += 1
+    assert steps == ENTRY + TRY
 
 
 def test_trees_that_make_steps_faster_go_on_and_gains_are_not_kept_for_ever() -> None:
@@ -101,7 +134,7 @@ def test_loads_are_compared_with_their_like() -> None:
     assert times.usual(9, 2 * ROOTS) == pytest.approx(2 * STEP)
     assert times.usual(16, ROOTS) == 0.0
     assert times.rest_rounds(16, ROOTS) == 0
-    times.debt = 1e9
+    times.debt = times.recent = 1e9
     assert times.rest_rounds(8, ROOTS) == MOST_ROUNDS
 
 
@@ -129,7 +162,7 @@ def test_drafts_that_are_not_worth_sending_are_tries_too() -> None:
     rest_and_time(found)
     found.rest = 0
     found.rested = False
-    for _ in range(SOON + 10):
+    for _ in range(ENTRY + TRY):
         found.settle_step(8, 8, 0, ROOTS, 1.25 * STEP)  # no tree, and a quarter longer
     assert found.rest > 0
 

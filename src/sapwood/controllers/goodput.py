@@ -78,7 +78,7 @@ class Goodput(ThroughputController):
         self.stats = ThroughputStats(
             self.slack, self.patience, self.pause, self.longest, self.probe
         )
-        # seconds of a round in which the host does not wait for the device
+        # seconds of a round's pass in which the host does not wait for the device
         self.busy = 0.0
         self._counts = np.arange(1, self.nodes + 1)
 
@@ -149,7 +149,8 @@ class Goodput(ThroughputController):
         self.context_ = outcome.context + outcome.verdict.accepted + 1
         self.begun_ = True
         if (waited := outcome.scores.host_wait) is not None:
-            busy = max(outcome.times.total - waited, 0.0)
+            # the device drafts in that time too
+            busy = max(outcome.times.total - waited - outcome.tree.drafting, 0.0)
             self.busy += FOLLOW * (min(busy, 2 * self.busy) - self.busy) if self.busy else busy
         if outcome.shared is None:
             self.stats.settle(refine(self.cost, alone(outcome)), self.cost)

@@ -22,6 +22,8 @@ BRIEF = 3  # how much shorter a try is after one that failed
 LOSS = 0.75  # tokens by which a request may fall behind plain decoding before a try ends early
 MOST_LOST = 0.25  # tokens that one round may count as lost: some of the first ones compile
 SOON = 3  # rounds before which it does not
+ENTRY = 4  # steps in which requests that rested join; longer than those that follow
+TRY = 16  # steps that follow before a try may end, unless it has lost much
 SHORT_PAUSE = 32  # longest rest after a try that ended early
 RECENT = 10  # rounds in the mean draft seconds of a node
 MISHAP = 4.0  # a stage over this multiple of its predicted seconds compiled or was interrupted
@@ -32,6 +34,7 @@ MOST_ROUNDS = 1 << 14  # of a rest after such a try
 # tokens of all requests that tries may lose beyond that before the next rest: the more requests,
 # the less likely it is that trees pay
 MOST_DEBT = 8.0
+MOST_STEPS = 6.0  # seconds that a try may lose before it has shown that it gains, in such steps
 CREDIT = 16.0  # tokens that earlier gains allow them to lose
 
 
@@ -68,7 +71,8 @@ class StepTimes:
     Predictions cover passes and drafts. The host's work on trees shows in whole steps alone, as
     does a device that runs ahead in a rest. A step is compared with the predicted seconds of a pass
     over its roots, times what steps of a rest have taken of theirs: so neither a longer text nor a
-    machine that is busy just now counts.
+    machine that is busy just now counts. The first steps after a rest read what was said meanwhile:
+    they cost more than those that follow, and say nothing about them.
     """
 
     # powers of two of requests -> predicted seconds of passes over roots, and seconds of such
@@ -76,6 +80,8 @@ class StepTimes:
     plain: dict[int, tuple[float, float]] = field(default_factory=dict)
     seen: Counter[int] = field(default_factory=Counter)  # steps outside a rest, by the same
     debt: float = 0.0  # seconds that these have lost, less REGRET of all seconds
+    tried: int = 0  # steps since the last rest
+    recent: float = 0.0  # seconds lost in steps of this try, faded
 
     def add(
         self, requests: int, tokens: int, roots: float, seconds: float, *, drafted: bool
@@ -91,10 +97,16 @@ class StepTimes:
         if not drafted:
             before, spent = self.plain.get(band, (0.0, 0.0))
             self.plain[band] = FADE * before + roots, FADE * spent + seconds
+            self.tried = 0
+            self.recent = 0.0
         else:
             self.seen[band] += 1
+            self.tried += 1
             if self.seen[band] > SOON:
-                self.debt += seconds - tokens / requests * usual
+                loss = seconds - tokens / requests * usual
+                self.debt += loss
+                if self.tried > ENTRY:
+                    self.recent = FADE * self.recent + loss
         self.debt = max(self.debt - REGRET * seconds, -CREDIT * usual / requests)
 
     def usual(self, requests: int, roots: float) -> float:
@@ -103,9 +115,16 @@ class StepTimes:
         return roots * seconds / predicted if predicted else 0.0
 
     def rest_rounds(self, requests: int, roots: float) -> int:
-        """Rounds of a rest after which drafts have lost no more than REGRET of all time."""
+        """Rounds of a rest after which drafts have lost no more than REGRET of all time.
+
+        None while the steps of this try gain, as they repay what its beginning has lost, and none
+        before it has shown whether they do, unless it has lost MOST_STEPS by then.
+        """
         step = self.usual(requests, roots)
         if not step or self.debt <= MOST_DEBT * step / requests:
+            return 0
+        judged = self.tried >= ENTRY + TRY or self.recent > MOST_STEPS * step
+        if not judged or self.recent <= 0:
             return 0
         return min(int(self.debt / (REGRET * step)) + 1, MOST_ROUNDS)
 

@@ -33,9 +33,11 @@ LEAST = 2  # requests: one alone has rounds of its own, with look-ups
 PLANNED = 8  # rounds with one plan
 FIRST_ROWS = 64  # of a pass over the first trees, and least nodes of each
 FIRST_NODES = 3
-REFUSED = 16  # steps without rounds after some requests could not share one
+# steps without rounds after some requests could not share one; each time in a row twice as many
+REFUSED = 2
+MOST_REFUSED = 64
 EARLY = 16  # first rounds, each of which brings a drafted tree to the host
-LEARN = 4  # later one round in this many brings a drafted tree to the host
+LEARN = 8  # later one round in this many brings a drafted tree to the host
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class RoundsAhead:
         self._planned_for = 0  # requests
         self._rounds = 0
         self._refused = 0  # steps before rounds are tried again
+        self._refusal = REFUSED  # the same after the next refusal
 
     def able(self, requests: Sequence[Request], prefill: int) -> bool:
         """True when the next round can run on the device: all draft by one engine and its means."""
@@ -105,8 +108,10 @@ class RoundsAhead:
         try:
             self._launch(requests, chunks)
         except NoRound:
-            self._refused = REFUSED
+            self._refused = self._refusal
+            self._refusal = min(2 * self._refusal, MOST_REFUSED)
             raise
+        self._refusal = REFUSED
 
     def _launch(self, requests: Sequence[Request], chunks: Sequence[PrefillChunk]) -> None:
         last = self.last

@@ -39,7 +39,7 @@ from sapwood.backends.torch.gguf import described
 from sapwood.backends.torch.load import read_converted
 from sapwood.backends.torch.resolve_model import QUANTISED
 
-CLOSE = 2e-2 if CUDA else 1e-4
+CLOSE = 5e-2 if CUDA else 1e-4
 PLACE = torch.device(DEVICE)
 ACTIVATIONS = torch.float16 if CUDA else torch.float32
 NARROW = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}

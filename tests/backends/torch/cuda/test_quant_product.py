@@ -137,7 +137,7 @@ def test_a_row_has_the_same_bits_for_any_number_of_rows_and_any_tile(form: str) 
 def test_steps_of_a_product_begin_with_a_group_or_lie_within_one(
     make: Callable[[], QuantWeight], wanted: int
 ) -> None:
-    weight = make()
+    weight = make().to(torch.device(DEVICE))
     assert plan_for(1, weight, "plain", TileConfig(16, 16, 512)).inputs == wanted
     torch.manual_seed(4)
     x = random(2, weight.inputs)

@@ -155,4 +155,5 @@ def test_prompts_share_a_pass_without_trees(
     read = sessions[0].prefill_output(1)
     assert read is not None
     [alone] = backend.score([TreeInput(backend.open(start[:-1]), Tree(start[-1]))])
-    assert np.allclose(read.logits(0), alone.logits(0), atol=1e-2)
+    # another product makes these; half floats on a GPU
+    assert np.allclose(read.logits(0), alone.logits(0), atol=4e-2 if DEVICE == "cuda" else 1e-2)

@@ -26,6 +26,8 @@ from tests.helpers.triton_mode import DEVICE, few_programs, require
 require()
 
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
+from sapwood.backends.torch.cuda.network import CudaNetwork
+from sapwood.backends.torch.cuda.rounds.device_rounds import DeviceRounds
 from tests.helpers.round_target import CountingLauncher, RoundTarget
 
 PROMPTS = [make_text(4, 1), make_text(6, 2)]
@@ -35,6 +37,9 @@ PROMPTS = [make_text(4, 1), make_text(6, 2)]
 def wide_tiles() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         few_programs(patch)
+        # tiny shapes, which are captured when they come up
+        patch.setattr(DeviceRounds, "_captured", lambda *_: True)
+        patch.setattr(CudaNetwork, "is_captured", lambda *_: True)
         yield
 
 

@@ -36,7 +36,11 @@ from sapwood.backends.torch.cuda.draft.reference import (
 )
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD
 from sapwood.backends.torch.cuda.pass_inputs import LADDER, MAX_ROWS, PassShape, bucket
-from sapwood.backends.torch.cuda.rounds.launched_round import CudaRound, ResultColumns
+from sapwood.backends.torch.cuda.rounds.launched_round import (
+    CudaRound,
+    ResultColumns,
+    result_columns,
+)
 from sapwood.backends.torch.cuda.rounds.prompt_rows import PromptRows, shape_with_prompts
 from sapwood.backends.torch.cuda.rounds.round_reference import (
     ARGS,
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
 MOST_REQUESTS = BATCHES[-1]
 DEEPEST = MAX_NEW_ROWS - 1  # the path and the bonus are new text of the next round
 TIMED = 3  # replays of a draft that are timed together
+ON_THEIR_WAY = 3  # transfers of arguments: of a round, of the one behind it, and a spare
 
 
 def kernels(device: torch.device) -> Any:
@@ -85,6 +90,23 @@ class BatchArgsBuffer:
         # of sampled rows: noise keys and temperatures
         self.keys = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
         self.heat = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
+        pinned = device.type == "cuda"
+        self.hosts = [
+            torch.zeros(requests * ARGS + 1, dtype=torch.int64, pin_memory=pinned)
+            for _ in range(ON_THEIR_WAY)
+        ]
+        self.turn = 0
+
+    def blank(self, padding: Sequence[int]) -> tuple[Tensor, IntArray]:
+        """Arguments on the host without a request, and their lines, [requests, ARGS]."""
+        self.turn = (self.turn + 1) % len(self.hosts)
+        host = self.hosts[self.turn]
+        words: IntArray = host.numpy()
+        words[:] = 0
+        lines = words[:-1].reshape(-1, ARGS)
+        lines[:, BEFORE] = -1
+        lines[:, OWN:TEXT] = padding
+        return host, lines
 
 
 class DeviceRounds:
@@ -106,6 +128,7 @@ class DeviceRounds:
         self.results: dict[tuple[int, ResultColumns], Tensor] = {}  # by requests
         self.columns: dict[ResultColumns, Tensor] = {}  # their index on the device
         self.steps: dict[tuple[Any, ...], CapturedStep] = {}
+        self.known: set[tuple[Any, ...]] = set()  # rounds of which everything was captured
         self.made_for: tuple[Any, ...] = ()
         self.seconds: dict[tuple[int, LevelSizes], float] = {}  # of a draft, by requests and sizes
         self.last: CudaRound | None = None  # the round launched last
@@ -141,19 +164,25 @@ class DeviceRounds:
             return True
         self._check_steps()
         count = len(batch.requests)
-        draft = self.builder.batch(count)
-        sampled = any(one.temperature for one in batch.requests)
-        drawn = step_up(count * each, LADDER) if sampled else 0
-        names = (
-            ("draft", draft.requests, draft.version, sizes),
-            ("verify", draft.requests, ResultColumns(sizes.depth, each), drawn),
-        )
-        steps = [self.steps.get(name) for name in names]
         if longest + MAX_NEW_ROWS + sizes.opened > self.builder.pool.keys.shape[2]:
             return False  # the head's KV pool would be replaced
-        return all(step is not None and step.steady for step in steps) and (
-            self.network.is_captured(self.pass_shape(count, each, longest))
+        sampled = any(one.temperature for one in batch.requests)
+        drawn = step_up(count * each, LADDER) if sampled else 0
+        shape = self.pass_shape(count, each, longest)
+        draft = self.builder.batch(count)
+        asked = draft.requests, draft.version, sizes, each, drawn, shape
+        if asked in self.known:
+            return True
+        names = (
+            ("draft", draft.requests, draft.version, sizes),
+            ("verify", draft.requests, result_columns(sizes.depth, each), drawn),
         )
+        steps = [self.steps.get(name) for name in names]
+        found = all(step is not None and step.steady for step in steps)
+        found = found and self.network.is_captured(shape)
+        if found:
+            self.known.add(asked)
+        return found
 
     def _longest(self, requests: Sequence[RoundRequest], rows: int) -> int:
         """Slots that a request may have used at the end of the round."""
@@ -211,9 +240,9 @@ class DeviceRounds:
         self._draft_step(draft, sizes)()
         if prompts is not None:
             network.inputs.send(prompts.behind(count, each), shape)
-        self._place(draft, shape, each, whole=prompts is None)
+        self._place_step(draft, shape, each, whole=prompts is None)()
         network.launch((shape, 0, 0), partial(network.step, shape))
-        columns = ResultColumns(sizes.depth, each)
+        columns = result_columns(sizes.depth, each)
         self._verify_step(draft, columns, drawn if sampled else 0)()
         launched = CudaRound(
             self, columns, count, sessions, [one.job.cache for one in requests],
@@ -256,29 +285,22 @@ class DeviceRounds:
             return found
         return shape_of_trees(rows, bucket(longest), True, heads, sparse=True)
 
-    def _blank_args(self, draft: BatchDraft) -> tuple[Tensor, IntArray]:
-        """Arguments on the host without a request, and their lines, [requests, ARGS]."""
-        host = torch.zeros(
-            draft.requests * ARGS + 1, dtype=torch.int64, pin_memory=self.device.type == "cuda"
-        )
-        lines: IntArray = host.numpy()[:-1].reshape(draft.requests, ARGS)
-        lines[:, BEFORE] = -1
-        lines[:, OWN:TEXT] = draft.padding()
-        return host, lines
-
     def _send_args(
         self, batch: RoundBatch, sessions: Sequence[CudaSession], draft: BatchDraft, each: int
     ) -> None:
         """Start the transfer of the arguments."""
-        host, lines = self._blank_args(draft)
+        buffer = self._args(draft.requests)
+        host, lines = buffer.blank(draft.padding())
         requests = batch.requests
         count = len(requests)
-        host[-1] = count
-        lines[:count, BEFORE] = [one.before for one in requests]
-        lines[:count, SEED] = [signed(one.seed) for one in requests]
+        host.numpy()[-1] = count
+        numbers = [
+            (one.before, signed(one.seed), one.job.cache.index, session.sequence.first)
+            for one, session in zip(requests, sessions, strict=True)
+        ]
+        columns = [BEFORE, SEED, OWN + SEQUENCE, OWN + FIRST_SLOT]
+        lines[:count, columns] = np.array(numbers, np.int64)
         lines[:count, TEMPERATURE] = np.array([one.temperature for one in requests]).view(np.int64)
-        lines[:count, OWN + SEQUENCE] = [one.job.cache.index for one in requests]
-        lines[:count, OWN + FIRST_SLOT] = [session.sequence.first for session in sessions]
         lines[:count, OWN + NODES] = each - 1
         index = FeatureIndex()
         places: dict[int, list[int]] = {}  # of the features of requests that join
@@ -293,7 +315,7 @@ class DeviceRounds:
                 line[TEXT : TEXT + len(tokens)] = tokens
         if places:
             self._gather(index, places, draft)
-        self._args(draft.requests).words.copy_(host, non_blocking=True)
+        buffer.words.copy_(host, non_blocking=True)
 
     def _gather(self, index: FeatureIndex, places: dict[int, list[int]], draft: BatchDraft) -> None:
         """Copy the features of requests that join to their rows of the draft."""
@@ -322,6 +344,7 @@ class DeviceRounds:
         )
         if present != self.made_for:
             self.steps.clear()
+            self.known.clear()
             self.made_for = present
 
     def _step(self, name: tuple[Any, ...], body: Callable[[], None]) -> CapturedStep:
@@ -346,6 +369,16 @@ class DeviceRounds:
         self.ops.take_args(args, self.carry, given.scalars, given.tokens, given.roots)
         self.ops.take_features(args, self.features, draft.hidden_states)
         draft.steps(sizes, MAX_NEW_ROWS)
+
+    def _place_step(
+        self, draft: BatchDraft, shape: PassShape, each: int, *, whole: bool
+    ) -> Callable[[], None]:
+        """The placing of trees, captured if that was done before the first text.
+
+        Triton takes longer to launch one kernel than CUDA takes for a graph.
+        """
+        body = partial(self._place, draft, shape, each, whole=whole)
+        return self.steps.get(("place", draft.requests, shape, each, whole), body)
 
     def _place(self, draft: BatchDraft, shape: PassShape, each: int, *, whole: bool) -> None:
         """Write the inputs of the pass over the drafted trees."""
@@ -405,20 +438,24 @@ class DeviceRounds:
         found = self.pass_shape(count, each, longest)
         network.ready(found, watched)
         self._check_steps()
-        self._args(draft.requests).words.copy_(self._blank_args(draft)[0])
-        columns = ResultColumns(sizes.depth, each)
+        buffer = self._args(draft.requests)
+        buffer.words.copy_(buffer.blank(draft.padding())[0])
+        columns = result_columns(sizes.depth, each)
         # of batches of this size; smaller ones have captured steps of their own
         drawn = [rows for rows in LADDER if count // 2 * each < rows <= found.rows]
         captured = [
             self._draft_step(draft, sizes),
             *(self._verify_step(draft, columns, rows) for rows in (0, *drawn)),
+            self._step(
+                ("place", draft.requests, found, each, True),
+                partial(self._place, draft, found, each, whole=True),
+            ),
         ]
         for step in captured:
             if not step.steady:
                 step()
                 step()
-        for whole in (True, False):  # compiles it
-            self._place(draft, found, each, whole=whole)
+        self._place(draft, found, each, whole=False)  # compiles it
         if (draft.requests, sizes) not in self.seconds:
             self.seconds[draft.requests, sizes] = self._timed(captured[0])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,12 @@ class ResultColumns:
         parts = [PLACES["verdict"].start + np.arange(self.path)]
         parts += [start + np.arange(self.rows) for start in starts]
         return np.concatenate(parts)
+
+
+@cache
+def result_columns(depth: int, rows: int) -> ResultColumns:
+    """The cached columns of trees of this depth and so many rows."""
+    return ResultColumns(depth, rows)
 
 
 class RoundTree(LazyTree):
