@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paired_record import command
+
 from sapwood.backends.torch.gguf import described
 from sapwood.bench import provenance
 from sapwood.common.drafter_store import HIDE, has
@@ -162,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows[name] = row
             sys.stdout.write(f"{name}: {json.dumps(row)}\n")
             record = {
-                "command": provenance.command(),
+                "command": command(args.file),
                 "commit": provenance.commit(),
                 "machine": {**machine, "load": busy},
                 "settings": {"prompt": PROMPT, "tokens": TOKENS},

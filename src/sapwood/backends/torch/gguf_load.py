@@ -125,6 +125,14 @@ def below_eight(header: GgufHeader) -> bool:
     return size < weights and any(tensor.kind in FORMS for tensor in header.tensors)
 
 
+def converted_kinds(header: GgufHeader) -> str:
+    """Words for weights of kinds that have no products here and are read as int8; else empty."""
+    other = {tensor.kind for tensor in header.tensors} - NAMES.keys() - set(FLOATS)
+    size = sum(tensor.size for tensor in header.tensors)
+    bits = 8 * size / sum(math.prod(tensor.shape) for tensor in header.tensors)
+    return f"converted from {bits:.1f} bits a weight" if other else ""
+
+
 def rounded_kinds(header: GgufHeader) -> str:
     """Words for the kinds of matrices that are rounded to 8 bits; empty if none is."""
     kinds = {tensor.kind for tensor in header.tensors if len(tensor.shape) == 2}

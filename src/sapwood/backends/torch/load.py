@@ -174,6 +174,7 @@ def from_gguf(
         folder = described(path, progress)
         progress(f"loading {model}")
         found = gguf_load.open_gguf_in_int8(path, header, folder, model, load_whole, progress)
+        rounded = gguf_load.converted_kinds(header)
     if isinstance(found, str):
         progress(f"{path.name} is converted to float32, as {found}")
         return None
