@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from paired_record import draws, estimate, until
+from paired_record import command, draws, estimate, until
 
 from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.bench import provenance
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{Path(file).name}: {time.perf_counter() - started:.0f} s\n")
         files[Path(file).name] = figures(found)
     record = {
-        "command": provenance.command(),
+        "command": command(args.file),
         "commit": provenance.commit(),
         "machine": {**machine, "load": busy},
         "settings": {"turn": TURN, "tokens": LENGTH, "threads": args.threads},

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sapwood.bench import provenance
 from sapwood.errors import SapwoodError
 
 Values = dict[str, dict[str, list[float]]]  # thing -> prompt -> [tokens, passes, ...]
@@ -85,6 +86,14 @@ def difference(rows: Sequence[Sequence[float]], others: Sequence[Sequence[float]
 def gain(sums: Any) -> Any:
     """Relative gain of the first two columns' ratio over that of the other two."""
     return sums[:, 0] / sums[:, 1] * sums[:, 3] / sums[:, 2] - 1
+
+
+def command(files: Iterable[str]) -> str:
+    """The command line with bare names of these files."""
+    words = provenance.command()
+    for file in files:
+        words = words.replace(file, Path(file).name)
+    return words
 
 
 def draws(prompts: int) -> Any:

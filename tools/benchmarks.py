@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools import evidence, figures
+from tools import evidence, figures, model_evidence
 
 from sapwood.bench.groups import RunGroup
 from sapwood.bench.journal import read_lines, read_run
@@ -59,8 +59,9 @@ limits and states of the code. Each is against plain decoding in the same record
 TITLES = {
     "cpu-peers.json": "Engines side by side on a CPU",
     "cpu-serving.json": "Many requests at a time on a CPU",
-    evidence.OWN_MODEL: "Models without a head",
-    evidence.FOUR_BITS: "Four bits on a CPU",
+    model_evidence.OWN_MODEL: "Models without a head",
+    model_evidence.FOUR_BITS: "Four bits on a CPU",
+    model_evidence.MEMORY: "Memory on a CPU",
     "deadline.json": "A deadline per token",
     "overlap.json": "Drafting beside the pass",
     evidence.GPU_OVERLAP: "Drafting beside the pass on a GPU",
@@ -89,8 +90,9 @@ TITLES = {
 ABOUT = {
     "cpu-peers.json": "SmolLM2-135M, int8; **the figure that other pages quote for a CPU**",
     "cpu-serving.json": "SmolLM2-135M, int8, requests that share passes",
-    evidence.OWN_MODEL: "int8 models without a trained head, by kind of prompt and by load",
-    evidence.FOUR_BITS: "4-bit GGUF files, int4 beside int8 and llama.cpp",
+    model_evidence.OWN_MODEL: "int8 models without a trained head, by kind of prompt and by load",
+    model_evidence.FOUR_BITS: "4-bit GGUF files as they are, beside int8 and llama.cpp",
+    model_evidence.MEMORY: "GGUF files: disk, memory and seconds to the first token",
     "deadline.json": "SmolLM2-135M, int8, requests that arrive at a rate that doubles",
     "overlap.json": "random models, int8: seconds per token of a draft beside the pass",
     evidence.GPU_OVERLAP: "the same in float16, on two streams of one device",
@@ -193,16 +195,17 @@ def gain(name: str, record: Record) -> str:
         return ", ".join(cells) + " at a time"
     if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
         return ""
-    if name == evidence.OWN_MODEL:
+    if name == model_evidence.OWN_MODEL:
         rows = [row for row in record["rows"].values() if row["recipe"] == "auto"]
         speeds = [row["speedup"]["mean"] for row in rows]
         return f"{min(speeds):.2f} to {max(speeds):.2f} by group"
-    if name == evidence.FOUR_BITS:
-        return evidence.four_bits_gain(record)
+    if name == model_evidence.FOUR_BITS:
+        return model_evidence.four_bits_gain(record)
     if name in (
         "cpu-remote.json",
         "fleet.json",
         evidence.GPU_ROUNDS,
+        model_evidence.MEMORY,
     ):  # no `auto` against plain in it
         return ""
     if "speedups" in record:
@@ -717,8 +720,9 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.TEMPERATURE: evidence.temperature_section,
     evidence.DIRECTIONS: evidence.directions_section,
     evidence.LONG: evidence.long_section,
-    evidence.OWN_MODEL: evidence.own_model_section,
-    evidence.FOUR_BITS: evidence.four_bits_section,
+    model_evidence.OWN_MODEL: model_evidence.own_model_section,
+    model_evidence.FOUR_BITS: model_evidence.four_bits_section,
+    model_evidence.MEMORY: model_evidence.memory_section,
     evidence.DEADLINE: evidence.deadline_section,
     evidence.OVERLAP: evidence.overlap_section,
     evidence.GPU_ROUNDS: evidence.rounds_section,

@@ -15,8 +15,6 @@ TEMPERATURE = "temperature.json"
 DIRECTIONS = "directions.json"
 LONG = "long-context.json"
 GPU_TEMPERATURE = "gpu-temperature.json"
-OWN_MODEL = "own-model.json"
-FOUR_BITS = "four-bits.json"
 DEADLINE = "deadline.json"
 OVERLAP = "overlap.json"
 GPU_OVERLAP = "gpu-overlap.json"
@@ -327,81 +325,6 @@ def long_section(record: Record) -> Iterator[str]:
         f"Counts alone: nothing was timed. File: [{LONG}](../{RESULTS}/{LONG})."
     )
     yield titled("Long texts", text, long_context(), record, LONG)
-
-
-def own_model_table(record: Record) -> str:
-    """`auto` against plain decoding by group of prompts or load, a column for each model."""
-    parts = {thing: tuple(thing.split(": ", 1)) for thing in record["rows"]}
-    models = list(dict.fromkeys(model for model, _ in parts.values()))
-    groups = list(dict.fromkeys(group for _, group in parts.values()))
-    rows = []
-    for group in groups:
-        cells = []
-        for model in models:
-            row = record["rows"].get(f"{model}: {group}")
-            speed = None if row is None else row["speedup"]
-            cells.append(
-                "" if speed is None
-                else f"{speed['mean']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})"
-            )  # fmt: skip
-        rows.append([group, *cells])
-    return markdown(["prompts", *models], rows)
-
-
-def own_model_section(record: Record) -> Iterator[str]:
-    """`auto` on models without a head, for the page of benchmarks."""
-    told = record["predicted"]
-    machine = record["machine"]
-    again = [row["plain against itself"] for row in record["rows"].values()]
-    text = (
-        "`auto`, or a recipe with a fixed tree where it is named, against plain decoding of the "
-        "same loaded model, without a trained head unless said. Steps of the recipes take turns. "
-        "Medians of the ratios of single prompts, or of stretches of decoding so many requests at "
-        "once, with 95 % bootstrap intervals; steps with prefill are not timed. The ratio of every "
-        "other step of plain decoding to the steps between, which noise alone makes, is "
-        f"{min(again):.2f} to {max(again):.2f} by group. A speedup was printed for "
-        f"{told['printed']} of {told['prompts']} answers and was off by {told['mean error']:.0%} "
-        f"on average. {machine['cpu']}, {machine['threads']} threads, commit {record['commit']}. "
-        f"File: [{OWN_MODEL}](../{RESULTS}/{OWN_MODEL})."
-    )
-    yield titled("Models without a head", text, own_model_table(record), record, OWN_MODEL)
-
-
-# ------------------------------------------------------------------------------------- four bits
-FOUR_BIT_RATIOS = (
-    "int4 over int8",
-    "plain over llama.cpp",
-    "auto over llama.cpp",
-    "auto over plain",
-)
-
-
-def four_bits_gain(record: Record) -> str:
-    """Speedups of `auto` over plain decoding in int4."""
-    gains = [row["auto over plain"]["mean"] for row in record["files"].values()]
-    return f"{min(gains):.2f} to {max(gains):.2f} in int4"
-
-
-def four_bits_section(record: Record) -> Iterator[str]:
-    """4-bit files in int4, in int8 and in llama.cpp, for the page of benchmarks."""
-    rows = []
-    for file, found in record["files"].items():
-        cells = [f"{found['ms per token']['int4 plain']:.2f}"]
-        for name in FOUR_BIT_RATIOS:
-            speed = found[name]
-            cells.append(f"{speed['mean']:.2f} ({speed['low']:.2f} to {speed['high']:.2f})")
-        rows.append([file, *cells])
-    settings, machine = record["settings"], record["machine"]
-    text = (
-        "GGUF files with 4-bit weights, one request, greedy, without a trained head: plain "
-        "decoding in int4 (ms per token), against int8 and against llama.cpp on the same file, and "
-        f"`auto` in int4. Engines in processes of their own take turns of {settings['turn']} "
-        "tokens; ratios of medians with 95 % bootstrap intervals over rounds of turns. "
-        f"{machine['cpu']}, {settings['threads']} threads, commit {record['commit']}. "
-        f"File: [{FOUR_BITS}](../{RESULTS}/{FOUR_BITS})."
-    )
-    heads = ["file", "int4, ms", *FOUR_BIT_RATIOS]
-    yield titled("Four bits on a CPU", text, markdown(heads, rows), record, FOUR_BITS)
 
 
 # ------------------------------------------------------------------------- deadline and overlap

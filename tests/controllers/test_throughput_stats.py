@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sapwood.controllers.throughput_stats import RoundShare, ThroughputStats, refine
+from sapwood.controllers.throughput_stats import GAINED, RoundShare, ThroughputStats, refine
 from sapwood.core.types import SharedPass
 from sapwood.engine.cost_model import CostModel, flat
 
@@ -70,12 +70,12 @@ def test_a_try_that_costs_much_ends_before_the_patience() -> None:
     while not stats.rest:
         settle(stats, tokens=1, nodes=2, draft=0.2)
         rounds += 1
-    assert rounds == 5  # three quarters of a token are lost by then
+    assert rounds == 3  # half a token is lost by then
     stats.rest = 0
     while not stats.rest:
         settle(stats, tokens=1, nodes=2, draft=0.2)
         rounds += 1
-    assert rounds == 5 + 3  # the next try may lose a third of that
+    assert rounds == 3 + 3  # the next try may lose a third of that
 
 
 def test_a_rest_is_as_long_as_what_its_try_has_lost() -> None:
@@ -103,3 +103,18 @@ def test_with_a_slack_of_one_no_try_ends_early() -> None:
     for _ in range(60):
         settle(stats, tokens=1, nodes=2, draft=5.0)
         assert not stats.rest
+
+
+def test_gains_of_a_text_allow_a_short_fruitless_try_and_do_not_outlast_it() -> None:
+    stats = ThroughputStats(slack=0.03, patience=100, first_pause=8, longest=64, probe=100)
+    for _ in range(10):
+        settle(stats, tokens=6, nodes=6, draft=0.1)
+    assert stats.lost == -GAINED
+    rounds = 0
+    while not stats.rest:
+        settle(stats, tokens=1, nodes=2, draft=0.2)
+        rounds += 1
+    assert 3 < rounds < 12
+    stats.rest, stats.lost = 0, -GAINED
+    stats.begin_text()
+    assert stats.lost == 0

@@ -93,6 +93,7 @@ class Goodput(ThroughputController):
         self.begun_ = False
         self.batch_load_ = ALONE
         self.backoff_ = DraftBackoff()
+        self.stats.begin_text()
         self.budget_ = NO_NODES  # of this round
 
     def join(self, load: BatchLoad) -> None:

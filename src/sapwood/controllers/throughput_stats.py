@@ -19,12 +19,13 @@ from sapwood.engine.cost_model import CostModel
 FADE = 0.95  # weight that a round's tokens and seconds keep after the next one
 SELDOM = 16  # how much further apart fruitless probes may move
 BRIEF = 3  # how much shorter a try is after one that failed
-LOSS = 0.75  # tokens by which a request may fall behind plain decoding before a try ends early
+LOSS = 0.5  # tokens by which a request may fall behind plain decoding before a try ends early
 MOST_LOST = 0.25  # tokens that one round may count as lost: some of the first ones compile
+GAINED = 1.5  # tokens of earlier gains that a try may lose again, besides these
 SOON = 3  # rounds before which it does not
 ENTRY = 4  # steps in which requests that rested join; longer than those that follow
 TRY = 16  # steps that follow before a try may end, unless it has lost much
-SHORT_PAUSE = 32  # longest rest after a try that ended early
+SHORT_PAUSE = 64  # longest rest after a try that ended early
 RECENT = 10  # rounds in the mean draft seconds of a node
 MISHAP = 4.0  # a stage over this multiple of its predicted seconds compiled or was interrupted
 REPAID = 0.5  # share of the slack that expensive tries may use up
@@ -185,6 +186,10 @@ class ThroughputStats:
         """Forget throughput and losses, which were computed with another cost curve."""
         self.tokens = self.seconds = self.plain = self.lost = 0.0
 
+    def begin_text(self) -> None:
+        """Begin another text, in which gains of the one before say little."""
+        self.lost = max(self.lost, 0.0)
+
     def probes(self) -> bool:
         """True for one request of a round that is due to send an unpriced tree."""
         due = self.idle >= self.wait and not self.probing
@@ -223,14 +228,14 @@ class ThroughputStats:
         if each:
             spared = mine / len(entries)  # passes of plain decoding
             loss = (each + (spent + shared.seconds - without) / len(entries)) / each - spared
-            self.lost = FADE * self.lost + min(loss, MOST_LOST)
+            self.lost = max(FADE * self.lost + min(loss, MOST_LOST), -GAINED)
             if any(entry.one_call for entry in entries):
                 self.losses.append(loss)
         most = LOSS / BRIEF if self.failed else LOSS
         # where requests share a pass, each pauses for itself
         if self.slack < 1 and shared.trees == 1 and self.rounds >= SOON and self.lost > most:
             # little was lost, so a text that changes is soon tried again
-            longest = max(SHORT_PAUSE, self.first_pause)
+            longest = max(min(SHORT_PAUSE, self.longest), self.first_pause)
             self._rest(min(self.pause, longest))
             self.pause = max(self.pause, min(2 * self.pause, longest))
         elif self.rounds >= (self.patience // BRIEF if self.failed else self.patience):

@@ -23,7 +23,7 @@ from sapwood.backends.torch.backend import TorchBackend
 from sapwood.core.array_types import BoolArray, IntArray
 from sapwood.errors import SapwoodError
 from sapwood.tokenizer.tokenizer import Tokenizer
-from sapwood.train.generate import Generator, nothing
+from sapwood.train.generate import Generator, TextGenerator, nothing
 from sapwood.train.prompts import ChatFrame, PromptFile, mark, read
 from sapwood.train.shards import DataSettings, PromptAnswer, ShardWriter, digest
 
@@ -113,6 +113,7 @@ def make(
     seed: int = 0,
     settings: DataSettings | None = None,
     progress: Callable[[DataProgress], None] = nothing,
+    generator: TextGenerator | None = None,  # None: one of the backend's own modules
 ) -> Corpus:
     """Make or continue a corpus until it holds `tokens` answer tokens or `seconds` have passed."""
     if tokens is None and seconds is None:
@@ -132,7 +133,7 @@ def make(
     clock = DataClock(begin, tokens, seconds, corpus.written, progress)
     if clock.over(corpus):
         return corpus
-    generator = Generator(
+    generator = generator or Generator(
         backend, longest=min(settings.longest, backend.info.context), note=clock.note
     )
     writer = ShardWriter(generator, frame, (), backend.info.context, size, seed, settings)

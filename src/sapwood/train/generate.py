@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -98,6 +98,24 @@ def continued(ask: TextToContinue, said: Sequence[int]) -> TextToContinue:
 def up(number: int, step: int) -> int:
     """The next multiple of the step."""
     return -(-number // step) * step
+
+
+class TextGenerator(Protocol):
+    """Continues texts."""
+
+    def run(
+        self,
+        asks: Sequence[TextToContinue],
+        ends: Sequence[int],
+        tick: Tick = nothing,
+        *,
+        journal: TextJournal | None = None,
+        over: Callable[[], bool] = never,
+    ) -> list[list[int]]:
+        """The tokens added to each text, the first of `ends` included."""
+
+    def close(self) -> None:
+        """Free the memory."""
 
 
 class Generator:

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.load import load
+from sapwood.backends.torch.resolve_model import PACKED
 from sapwood.common import drafter_store
 from sapwood.common.cache_dir import cache_folder
 from sapwood.common.fingerprint import Fingerprint
@@ -22,7 +23,9 @@ from sapwood.train import checkpoint, curves, ranks
 from sapwood.train import corpus as corpora
 from sapwood.train.corpus import Corpus, finished_shards
 from sapwood.train.draft_model import Student
+from sapwood.train.eagle3 import Eagle3Objective
 from sapwood.train.gain import KINDS, measured_gain
+from sapwood.train.generate import TextGenerator
 from sapwood.train.labels import VocabHead
 from sapwood.train.loop import (
     LoopSettings,
@@ -34,6 +37,7 @@ from sapwood.train.loop import (
 )
 from sapwood.train.multi_objective import MultiObjective, of_one
 from sapwood.train.objective import Objective
+from sapwood.train.pooled_generate import PooledGenerator
 from sapwood.train.prompts import mark
 from sapwood.train.registry import objective
 from sapwood.train.teacher import Teacher
@@ -47,6 +51,9 @@ LEAST = 256  # fewest tokens of a training batch
 PROBE = 256  # tokens that are read to tell how slow a machine is
 STEP_COST = 4.0  # time of a training step against that of reading its tokens
 STEP_S = 10.0  # seconds that a step may take: what a kill loses
+# options of an EAGLE-3 head on a slow machine: cheaper steps, of which more fit into the minutes
+SMALL: dict[str, Any] = {"unroll": 4, "vocabulary": 6144}
+SMALL_INNER = 2  # width of its MLP in widths of the target
 GAIN_SHARE = 0.1  # of the minutes, for measuring what was gained
 GAIN_S = 60.0  # and at most so many seconds, besides loading the model
 
@@ -116,6 +123,10 @@ def train(job: TrainJob, watch: JobObserver, began: float) -> list[dict[str, Any
     )
     teacher = Teacher(backend)
     batch = batch_tokens(teacher, state)
+    if batch < BATCH[teacher.device.type]:
+        objectives = tuple(
+            smaller(one, kind, teacher) for one, kind in zip(objectives, job.kinds, strict=True)
+        )
     left = job.minutes * 60 - measuring - (time.monotonic() - began)
     settings = LoopSettings(steps=job.steps, seconds=max(left, 0.0), tokens=batch, seed=job.seed)
     whole: Any = objectives[0] if len(objectives) == 1 else MultiObjective(objectives)
@@ -180,6 +191,13 @@ def fitting(most: int, each: float) -> int:
     while most > LEAST and STEP_COST * each * most > STEP_S:
         most //= 2
     return most
+
+
+def smaller(one: Objective, spelled: str, teacher: Teacher) -> Objective:
+    """A head that a slow machine can train in minutes, where no options are given."""
+    if isinstance(one, Eagle3Objective) and spelled == one.kind:
+        return replace(one, inner=SMALL_INNER * teacher.width, **SMALL)
+    return one
 
 
 def objectives_of(job: TrainJob) -> tuple[Objective, ...]:
@@ -265,12 +283,21 @@ def read(job: TrainJob, backend: TorchBackend, text: Tokenizer, watch: JobObserv
     folder = data_of(job, backend.info.weights)
     seconds = None if job.tokens is not None else job.minutes * 60 * DATA_SHARE
     options: dict[str, Any] = {"tokens": job.tokens, "seconds": seconds, "seed": job.seed}
-    found = corpora.make(
-        backend, text, folder, prompts=job.prompts, progress=watched(watch), **options
-    )
+    options |= {"prompts": job.prompts, "generator": fast_generator(job, backend)}
+    found = corpora.make(backend, text, folder, progress=watched(watch), **options)
     if not len(found):
         raise SapwoodError(f"the corpus in {folder} is empty; give more --minutes, or --tokens")
     return found
+
+
+def fast_generator(job: TrainJob, backend: TorchBackend) -> TextGenerator | None:
+    """A generator with the network that recipes run, if that is quicker than float32 modules."""
+    if backend.device.type != "cpu" or job.dtype is not None:
+        return None
+    fast, _ = load(job.model, device=job.device, threads=job.threads)
+    if fast.network.precision not in PACKED:
+        return None
+    return PooledGenerator(fast)
 
 
 def watched(watch: JobObserver) -> Callable[[Any], None]:

@@ -18,7 +18,7 @@ from sapwood.core.part import at_least, between
 from sapwood.core.rng import path_key, uniforms
 from sapwood.errors import SapwoodError
 from sapwood.train.decode_state import TextToContinue
-from sapwood.train.generate import Generator, never, nothing
+from sapwood.train.generate import TextGenerator, never, nothing
 from sapwood.train.journal import TextJournal
 from sapwood.train.prompts import (
     ChatFrame,
@@ -96,7 +96,7 @@ class PromptAnswer:
 class ShardWriter:
     """Makes shards of a corpus, one after the other."""
 
-    generator: Generator
+    generator: TextGenerator
     frame: ChatFrame
     prompts: Sequence[TrainPrompt]  # the user's
     context: int  # most tokens of the model

@@ -16,7 +16,12 @@ from sapwood.backends.torch.cpu_int8.embedding_table import EmbeddingTable
 from sapwood.backends.torch.cpu_int8.network import Int8Network
 from sapwood.backends.torch.gguf import INT8_WEIGHTS
 from sapwood.backends.torch.gguf_blocks import NAMES, Q5_0
-from sapwood.backends.torch.gguf_load import missing_reason, other_kinds, rounded_kinds
+from sapwood.backends.torch.gguf_load import (
+    converted_kinds,
+    missing_reason,
+    other_kinds,
+    rounded_kinds,
+)
 from sapwood.backends.torch.resolve_model import BUILT_IN
 from sapwood.common.gguf_header import read_header
 from sapwood.controllers.fixed import Fixed
@@ -250,3 +255,10 @@ def test_int4_is_for_models_that_have_such_layers(tmp_path: Path) -> None:
         loader.load(str(tmp_path / "model"), device="cpu", dtype="int4")
     with pytest.raises(SapwoodError, match="'int4' has no weights to train with"):
         loader.load(str(tmp_path / "model"), dtype="int4", stock=True)
+
+
+def test_kinds_without_products_are_named_by_their_bits(tmp_path: Path) -> None:
+    header = read_header(tiny_gguf.write(tmp_path / "tiny.gguf", "Q4_0", merged=True))
+    assert converted_kinds(header) == ""
+    header.tensors[0] = replace(header.tensors[0], kind=16)
+    assert converted_kinds(header).startswith("converted from ")

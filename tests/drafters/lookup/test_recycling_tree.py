@@ -35,6 +35,7 @@ def grown(recipe: Recipe, rows: Mapping[int, Sequence[int]], chances: Sequence[f
     for token, successors in rows.items():
         drafter.successors[token] = successors
         drafter.logps[token] = np.log(chances)
+        drafter.written[token] = True
     drafter.reset(RequestContext(PROMPT, Sampler(Sampling(), PROMPT), target.open([])))
     tree, budget = Tree(PROMPT[-1]), Budget(80, 6, 8)
     while frontier := policy.frontier(tree, budget):

@@ -118,10 +118,19 @@ def uneven(header: GgufHeader) -> str:
     return ""
 
 
-def mostly_four(header: GgufHeader) -> bool:
-    """True if most weights have 4 bits."""
-    sizes = [(tensor.kind, math.prod(tensor.shape)) for tensor in header.tensors]
-    return 2 * sum(size for kind, size in sizes if kind in FORMS) > sum(size for _, size in sizes)
+def below_eight(header: GgufHeader) -> bool:
+    """True if there are 4-bit matrices and all weights together have fewer than 8 bits each."""
+    weights = sum(math.prod(tensor.shape) for tensor in header.tensors)
+    size = sum(tensor.size for tensor in header.tensors)
+    return size < weights and any(tensor.kind in FORMS for tensor in header.tensors)
+
+
+def converted_kinds(header: GgufHeader) -> str:
+    """Words for weights of kinds that have no products here and are read as int8; else empty."""
+    other = {tensor.kind for tensor in header.tensors} - NAMES.keys() - set(FLOATS)
+    size = sum(tensor.size for tensor in header.tensors)
+    bits = 8 * size / sum(math.prod(tensor.shape) for tensor in header.tensors)
+    return f"converted from {bits:.1f} bits a weight" if other else ""
 
 
 def rounded_kinds(header: GgufHeader) -> str:

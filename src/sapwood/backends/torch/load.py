@@ -166,7 +166,7 @@ def from_gguf(
     load_whole = partial(read_converted, path, model)
     found: TorchBackend | str | None = None
     # the built-in model's trees and shared passes are faster in int8
-    four = dtype in AUTO and model != BUILT_IN and gguf_load.mostly_four(header)
+    four = dtype in AUTO and model != BUILT_IN and gguf_load.below_eight(header)
     if dtype == "int4" or four:
         found = as_it_is(path, header, model, load_whole, progress)
     rounded = "" if found is None or isinstance(found, str) else gguf_load.rounded_kinds(header)
@@ -174,6 +174,7 @@ def from_gguf(
         folder = described(path, progress)
         progress(f"loading {model}")
         found = gguf_load.open_gguf_in_int8(path, header, folder, model, load_whole, progress)
+        rounded = gguf_load.converted_kinds(header)
     if isinstance(found, str):
         progress(f"{path.name} is converted to float32, as {found}")
         return None

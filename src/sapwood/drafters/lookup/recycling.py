@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from sapwood.common.heap import zeros_when_touched
 from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.part import Part, at_least, between
 from sapwood.core.protocols import EngineContext, Frontier, RequestContext
@@ -28,7 +29,7 @@ from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Draw, Outcome
 from sapwood.drafters.propose import kind, propose, ranks_do
 
-NONE = -1  # marks a row that was never written
+NONE = -1  # in place of a pair of tokens where there is none
 PAIR = 0.6  # weight of the row of two tokens, where there is one; the row of one token has the rest
 # measured on chat output: a token that a single row gives p comes p (1 - SHRINK p) of the time
 SHRINK = 0.5
@@ -61,8 +62,9 @@ class Recycling(Part):
         """Begin an empty table, shared by all requests: a row per token, then the rows of pairs."""
         self.vocab = setting.target.info.vocab
         shape = self.vocab + self.pairs, min(self.count, self.vocab)
-        self.successors = np.full(shape, NONE, np.int32)
-        self.logps = np.full(shape, -np.inf, np.float32)
+        self.successors: IntArray = zeros_when_touched(shape, np.int32)
+        self.logps: FloatArray = zeros_when_touched(shape, np.float32)
+        self.written = np.zeros(self.vocab, np.bool_)
         # the pair that holds each row; the last one evicts
         self.owners = np.full(self.pairs, NONE, np.int64)
 
@@ -104,6 +106,7 @@ class Recycling(Part):
     def _write(self, last: IntArray, before: IntArray, tokens: IntArray, logps: FloatArray) -> None:
         """Keep these successors, [n, count], under their last token and under their last two."""
         self.successors[last], self.logps[last] = tokens, logps
+        self.written[last] = True
         if self.pairs:
             keys = before * self.vocab + last
             rows = keys % self.pairs
@@ -125,7 +128,7 @@ class Recycling(Part):
     def _successors(self, tree: Tree, node: int) -> dict[int, float]:
         """Chance of each known successor; nothing for a token that was never scored."""
         token = int(tree.tokens[node])
-        if self.successors[token, 0] == NONE:
+        if not self.written[token]:
             return {}
         single = self._row(token)
         before = int(tree.tokens[tree.parents[node]]) if node else self.before_
