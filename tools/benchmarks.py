@@ -102,7 +102,7 @@ ABOUT = {
     "cpu-heads-60-nodes.json": "sixty nodes in every round, whatever they cost: tokens per pass",
     "methods.json": "six short built-in prompts for each recipe",
     "gpu-methods.json": "short built-in prompts for each recipe, float16",
-    "gpu-temperature.json": "short built-in prompts at several temperatures, float16",
+    "gpu-temperature.json": "one to three short answers of each lossless recipe, float16",
     "temperature.json": "expected tokens per pass of acceptance rules, exactly",
     "directions.json": "each adaptive rule beside the same recipe without it",
     "long-context.json": "float32, texts of thousands of tokens; tokens per pass",

@@ -111,18 +111,21 @@ def pace(row: Record | None, prompts: int) -> str:
     """Tokens per pass, speedup and tokens per second with their intervals, and fewer prompts."""
     if row is None:
         return ""
-    fewer = f"; {row['prompts']} prompts" if row["prompts"] < prompts else ""
+    count = row["prompts"]
+    fewer = f"; {count} prompt{'s' * (count > 1)}" if count < prompts else ""
     cells = [
-        f"{row['tokens_per_pass']:.2f} ({between(row, 'tokens_per_pass', 2)})",
-        f"**{row['speedup']:.2f}** ({between(row, 'speedup', 2)})",
-        f"{row['tokens_per_second']:.0f} / s ({between(row, 'tokens_per_second', 0)})",
+        f"{row['tokens_per_pass']:.2f}{between(row, 'tokens_per_pass', 2)}",
+        f"**{row['speedup']:.2f}**{between(row, 'speedup', 2)}",
+        f"{row['tokens_per_second']:.0f} / s{between(row, 'tokens_per_second', 0)}",
     ]
     return f"{'; '.join(cells)}{fewer}"
 
 
 def between(row: Record, name: str, digits: int) -> str:
-    """The bounds of a number of a row."""
-    return f"{row[f'{name}_low']:.{digits}f} to {row[f'{name}_high']:.{digits}f}"
+    """The bounds of a number of a row; none over a single prompt."""
+    if row["prompts"] < 2:
+        return ""
+    return f" ({row[f'{name}_low']:.{digits}f} to {row[f'{name}_high']:.{digits}f})"
 
 
 def recipe_temperature_section(record: Record, name: str = GPU_TEMPERATURE) -> Iterator[str]:
@@ -136,7 +139,8 @@ def recipe_temperature_section(record: Record, name: str = GPU_TEMPERATURE) -> I
     asked = ", ".join(f"{count} prompts at {heat:g}" for heat, count in sorted(counts.items()))
     text = (
         f"Tokens per pass; times as fast as plain decoding of the same prompts; tokens per second; "
-        "each with its 95 % interval over prompts. A recipe that took long decoded fewer of them. "
+        "each with its 95 % interval where it decoded several prompts. A recipe that took long "
+        "decoded fewer: so few prompts tell recipes apart that differ much, and no others. "
         f"{asked} of {suite['name']}, up to {suite['max_tokens']} tokens each; "
         f"{record['model']['dtype']}, {machine.get('gpu') or machine['cpu']}, commit "
         f"{record['commit']}. File: [{name}](../{RESULTS}/{name})."

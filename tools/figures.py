@@ -152,6 +152,16 @@ def shared_rate(level: int, over: int = 0) -> Callable[[Record], float]:
     return value
 
 
+def shared_speedup(level: int) -> Callable[[Record], float]:
+    """Tokens per second of `auto` over plain decoding's, for so many requests on a GPU."""
+
+    def value(record: Record) -> float:
+        rates = {row["recipe"]: row[RATE] for row in record["rows"] if row["level"] == level}
+        return float(rates["auto"] / rates["plain"])
+
+    return value
+
+
 def guests(record: Record) -> list[Record]:
     """All runs of sapwood inside another engine."""
     ways = [suite["sapwood"] for suite in record["ways"].values()]
@@ -190,6 +200,10 @@ FIGURES: dict[str, Figure] = {
     "gpu.served_plain_8_over_1": Figure(GPU_SERVING, shared_rate(8, 1), ".1f"),
     "gpu.served_plain_32_over_1": Figure(GPU_SERVING, shared_rate(32, 1), ".1f"),
     "gpu.served_plain_128_over_1": Figure(GPU_SERVING, shared_rate(128, 1), ".1f"),
+    **{
+        f"gpu.served_auto_{level}": Figure(GPU_SERVING, shared_speedup(level))
+        for level in (1, 8, 32, 128)
+    },
     "gpu.pass_1_ms": Figure(GPU, pass_ms(1)),
     "gpu.pass_64_ms": Figure(GPU, pass_ms(64)),
     "gpu.prompts": Figure(GPU, decoded("auto", "prompts"), "d"),

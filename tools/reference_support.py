@@ -30,9 +30,9 @@ on a GPU needs compute capability 8.0 (Ampere) or newer and Triton; without them
 8.9 (Ada). The fast path on a CPU needs numba, and takes {longest:,} tokens of a longer context;
 float32 takes all.
 
-On a GPU `llama`, `mistral`, `qwen2` and `qwen3` have been run. The others ({untimed}, biases
-everywhere) have a few more kernels, tested in Triton's interpreter and compiled for every card:
-they were **not run or timed on a GPU yet**.
+On a GPU `llama`, `mistral`, `qwen2` and `qwen3` are the ones that are timed. The others ({untimed},
+biases everywhere) have a few more kernels, which pass their tests on an H200, with tiny random
+models, and compile for every card: they are **not timed yet**.
 
 The fast paths know these parts:
 

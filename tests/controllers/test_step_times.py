@@ -11,9 +11,9 @@ from sapwood.controllers.throughput_stats import (
     MOST_STEPS,
     REGRET,
     SOON,
-    TRY,
     StepTimes,
     ThroughputStats,
+    try_steps,
 )
 
 ROOTS = 0.5  # predicted seconds of a pass over eight roots
@@ -74,7 +74,7 @@ def test_a_small_loss_is_allowed_and_small_losses_add_up() -> None:
         steps += 1
     each = (0.03 - 1.03 * REGRET) * STEP
     assert steps - SOON == pytest.approx(MOST_DEBT * STEP / 8 / each, abs=2)
-    assert steps > ENTRY + TRY
+    assert steps > ENTRY + try_steps(8)
 
 
 def test_a_try_shows_what_its_steps_gain_before_it_is_judged() -> None:
@@ -86,10 +86,11 @@ def test_a_try_shows_what_its_steps_gain_before_it_is_judged() -> None:
     found.rested = True
     rest_and_time(found)
     found.rest = 0
-    for _ in range(ENTRY):  # every request reads what was said in the rest
-        draft(found, 16, 4 * STEP)
-    assert found.step_times.debt > MOST_DEBT * STEP / 8
-    for _ in range(2 * TRY):  # then trees gain, and repay it
+    draft(found, 16, 9 * STEP)  # every request reads what was said in the rest
+    for _ in range(1, ENTRY):
+        draft(found, 16, 2 * STEP)
+    assert found.step_times.debt > 6 * STEP  # none of it counts as a mishap
+    for _ in range(2 * try_steps(8)):  # then trees gain, and repay it
         assert found.rest == 0
         draft(found, 16, 1.5 * STEP)
     assert found.step_times.debt <= 0
@@ -103,7 +104,7 @@ def test_a_try_that_only_loses_a_little_ends_once_it_is_judged() -> None:
     while not found.rest:
         draft(found, 8, 1.2 * STEP)
         steps += 1
-    assert steps == ENTRY + TRY
+    assert steps == ENTRY + try_steps(8)
 
 
 def test_trees_that_make_steps_faster_go_on_and_gains_are_not_kept_for_ever() -> None:
@@ -127,6 +128,10 @@ def test_a_longer_text_or_a_busy_machine_is_not_a_loss() -> None:
     assert found.step_times.debt <= 0
 
 
+def test_many_requests_show_in_few_steps_whether_trees_gain() -> None:
+    assert [try_steps(requests) for requests in (2, 8, 32, 128)] == [24, 16, 4, 4]
+
+
 def test_loads_are_compared_with_their_like() -> None:
     times = StepTimes()
     times.add(8, 8, ROOTS, STEP, drafted=False)
@@ -145,9 +150,13 @@ def test_a_mishap_does_not_spoil_the_times() -> None:
     assert times.usual(8, ROOTS) <= MISHAP * STEP
     times = StepTimes()
     times.add(8, 8, ROOTS, STEP, drafted=False)
+    times.tried = ENTRY
     for _ in range(SOON + 1):
         times.add(8, 16, ROOTS, 100 * STEP, drafted=True)
     assert times.debt <= MISHAP * 2 * STEP
+    times.tried = 0
+    times.add(8, 16, ROOTS, 100 * STEP, drafted=True)  # 8 requests join
+    assert times.debt <= MISHAP * (8 + 1) * 2 * STEP
 
 
 def test_steps_of_other_recipes_are_not_counted() -> None:
@@ -162,7 +171,7 @@ def test_drafts_that_are_not_worth_sending_are_tries_too() -> None:
     rest_and_time(found)
     found.rest = 0
     found.rested = False
-    for _ in range(ENTRY + TRY):
+    for _ in range(ENTRY + try_steps(8)):
         found.settle_step(8, 8, 0, ROOTS, 1.25 * STEP)  # no tree, and a quarter longer
     assert found.rest > 0
 

@@ -24,7 +24,10 @@ MOST_LOST = 0.25  # tokens that one round may count as lost: some of the first o
 GAINED = 1.5  # tokens of earlier gains that a try may lose again, besides these
 SOON = 3  # rounds before which it does not
 ENTRY = 4  # steps in which requests that rested join; longer than those that follow
-TRY = 16  # steps that follow before a try may end, unless it has lost much
+# verified trees of the steps that follow before a try may end, unless it has lost much; and least
+# and most of these steps
+TRY = 128
+TRY_STEPS = 4, 24
 SHORT_PAUSE = 64  # longest rest after a try that ended early
 RECENT = 10  # rounds in the mean draft seconds of a node
 MISHAP = 4.0  # a stage over this multiple of its predicted seconds compiled or was interrupted
@@ -94,7 +97,9 @@ class StepTimes:
         band = requests.bit_length()
         usual = self.usual(requests, roots)
         if usual:
-            seconds = min(seconds, MISHAP * usual * max(tokens / requests, 1.0))
+            # at the beginning of a try each request may take as long as a step
+            most = requests if drafted and self.tried < ENTRY else 1
+            seconds = min(seconds, MISHAP * most * usual * max(tokens / requests, 1.0))
         if not drafted:
             before, spent = self.plain.get(band, (0.0, 0.0))
             self.plain[band] = FADE * before + roots, FADE * spent + seconds
@@ -124,10 +129,16 @@ class StepTimes:
         step = self.usual(requests, roots)
         if not step or self.debt <= MOST_DEBT * step / requests:
             return 0
-        judged = self.tried >= ENTRY + TRY or self.recent > MOST_STEPS * step
-        if not judged or self.recent <= 0:
+        enough = self.tried >= ENTRY + try_steps(requests)
+        if self.recent <= 0 or not (enough or self.recent > MOST_STEPS * step):
             return 0
         return min(int(self.debt / (REGRET * step)) + 1, MOST_ROUNDS)
+
+
+def try_steps(requests: int) -> int:
+    """Steps of so many requests that show whether trees gain."""
+    least, most = TRY_STEPS
+    return min(max(TRY // requests, least), most)
 
 
 @dataclass
