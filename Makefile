@@ -20,7 +20,7 @@ endif
 # compiled bytecode is kept: without it every process of the tests compiles all sources again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test kernels optional check tables docs size clean
+.PHONY: demo quick test kernels gpu optional check tables docs size clean
 
 demo: $(READY)  ## run the built-in model through a living token tree
 	$(BIN)/sapwood run "$(PROMPT)" --max-tokens 128 --live
@@ -33,6 +33,9 @@ test: $(READY)  ## run all tests
 
 kernels: $(READY)  ## a choice of the tests of CUDA kernels, in Triton's interpreter on the CPU
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1500 -m interpreter tests/backends/torch/cuda
+
+gpu: $(READY)  ## the tests of CUDA kernels on a GPU, all of them in a few minutes
+	$(BIN)/python -m pytest -q -n auto --dist worksteal tests/backends/torch/cuda
 
 check: $(READY)  ## format, lint, types, conventions, import directions, sizes, generated tables and figures
 	$(BIN)/ruff format --check .
