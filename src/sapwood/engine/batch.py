@@ -30,6 +30,24 @@ class BatchPass:
     shared: SharedPass | None = None  # None when the pass had one request only
     whole: bool = True  # False when requests were scored one by one: do not use `seconds`
     steps: list[tuple[Request, Step]] = field(default_factory=list)
+    # sums over these steps
+    tokens: int = 0
+    nodes: int = 0  # of the verified trees, roots not counted
+    accepted: int = 0
+    context: int = 0  # committed tokens before the pass
+    draft: float = 0.0  # seconds
+
+    def add(self, request: Request, step: Step) -> None:
+        """Add the step that was made of one request's output."""
+        self.steps.append((request, step))
+        outcome = step.outcome
+        self.tokens += len(step.pieces)
+        self.context += outcome.context
+        self.draft += outcome.times.draft
+        nodes = len(outcome.tree) - 1
+        if nodes:
+            self.nodes += nodes
+            self.accepted += sum(piece.drafted for piece in step.pieces)
 
 
 @dataclass
@@ -232,13 +250,11 @@ class Batch:
                 stats.entries.clear()
             return
         shared = refine(self.cost, found.shared) if measured else found.shared
-        outcomes = [step.outcome for _, step in found.steps]
-        tokens = sum(len(outcome.tokens) for outcome in outcomes)
-        draft = sum(outcome.times.draft for outcome in outcomes)
+        tokens = sum(len(step.outcome.tokens) for _, step in found.steps)
         for stats in self.stats:
             mine = sum(entry.tokens for entry in stats.entries)
             spent = sum(entry.draft for entry in stats.entries)
-            stats.settle(shared, self.cost, tokens - mine, max(draft - spent, 0.0))
+            stats.settle(shared, self.cost, tokens - mine, max(found.draft - spent, 0.0))
 
 
 def settle_step(
@@ -246,10 +262,8 @@ def settle_step(
 ) -> None:
     """Update the statistics by the seconds of the whole step, those of prefill left out."""
     shared = found.shared
-    tokens = sum(len(step.pieces) for _, step in found.steps)
-    if shared is None or not found.whole or not tokens:
+    if shared is None or not found.whole or not found.tokens:
         return
-    nodes = sum(len(step.outcome.tree) - 1 for _, step in found.steps)
     if found.prefill:
         every, scored = (
             cost.seconds(rows, shared.context, shared.trees)
@@ -258,7 +272,7 @@ def settle_step(
         seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
     roots = cost.seconds(shared.trees, shared.context, shared.trees)
     for one in stats:
-        one.settle_step(shared.trees, tokens, nodes, roots, seconds)
+        one.settle_step(shared.trees, found.tokens, found.nodes, roots, seconds)
 
 
 def by_reach(request: Request) -> bool:

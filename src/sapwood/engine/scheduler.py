@@ -19,6 +19,7 @@ from sapwood.core.tree import CAPACITY
 from sapwood.core.types import ALONE
 from sapwood.engine.batch import Batch, BatchPass, settle_step
 from sapwood.engine.cost_model import CostModel
+from sapwood.engine.loop import Engine
 from sapwood.engine.node_budget import portions, prefill_rows, rows_within
 from sapwood.engine.outputs import Step
 from sapwood.engine.prefill import Prefill
@@ -155,16 +156,19 @@ class Scheduler:
         for request, make_step in pending:
             self._deliver(done, request, make_step)
         stats = self.throughput()
-        tokens = sum(len(step.pieces) for _, step in done.steps)
-        nodes = sum(len(step.outcome.tree) - 1 for _, step in done.steps)
-        way.settle(stats, StepTotals(shared.trees, tokens, nodes, way.seconds))
+        way.settle(stats, StepTotals(shared.trees, done.tokens, done.nodes, way.seconds))
         settle_step(stats, self.cost, done, way.seconds)
         return done
 
     def throughput(self) -> list[ThroughputStats]:
         """The throughput statistics of all running recipes, each once."""
-        engines = {id(engine): engine for engine in (one.engine for one in self.pool.running)}
-        parts = [engine.recipe.parts()[-1] for engine in engines.values()]
+        engines: list[Engine] = []
+        last: Engine | None = None  # most often that of all
+        for request in self.pool.running:
+            if request.engine is not last:
+                last = request.engine
+                engines += [last] * all(last is not engine for engine in engines)
+        parts = [engine.recipe.parts()[-1] for engine in engines]
         return list({id(stats): stats for part in parts for stats in stats_of(part)}.values())
 
     # ------------------------------------------------------------------------------- sizes
@@ -307,7 +311,7 @@ class Scheduler:
         except Exception as error:
             self.pool.finish(request, error)
             return
-        done.steps.append((request, step))
+        done.add(request, step)
         if step.finish is not None:
             self.pool.finish(request)
         self.watch(request, step)
@@ -316,13 +320,12 @@ class Scheduler:
     # ------------------------------------------------------------------------------- statistics
     def _stats(self, done: BatchPass, seconds: float) -> StepStats:
         """Statistics of a step."""
-        outcomes = [step.outcome for _, step in done.steps]
-        nodes = sum(len(outcome.tree) - 1 for outcome in outcomes)
+        nodes = done.nodes
         memory = self.pool.target.memory
         throughput = self.throughput()
-        trees = len(outcomes)
+        trees = len(done.steps)
         rows = nodes + trees + done.prefill
-        context = sum(outcome.context for outcome in outcomes) // max(trees, 1)
+        context = done.context // max(trees, 1)
         shape = [
             self.cost.seconds(max(count, 1), context, max(trees, 1))
             for count in (rows - nodes, rows)
@@ -333,10 +336,10 @@ class Scheduler:
             trees=trees,
             nodes=nodes,
             prefill=done.prefill,
-            tokens=sum(len(step.pieces) for _, step in done.steps),
-            accepted=sum(piece.drafted for _, step in done.steps for piece in step.pieces),
+            tokens=done.tokens,
+            accepted=done.accepted,
             seconds=seconds,
-            draft=sum(outcome.times.draft for outcome in outcomes),
+            draft=done.draft,
             verify=done.seconds,
             plain=done.seconds * shape[0] / shape[1],
             rate=batch_rate(throughput),
