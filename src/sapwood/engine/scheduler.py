@@ -167,7 +167,8 @@ class Scheduler:
         for request in self.pool.running:
             if request.engine is not last:
                 last = request.engine
-                engines += [last] * all(last is not engine for engine in engines)
+                if all(last is not engine for engine in engines):
+                    engines.append(last)
         parts = [engine.recipe.parts()[-1] for engine in engines]
         return list({id(stats): stats for part in parts for stats in stats_of(part)}.values())
 
