@@ -56,15 +56,17 @@ The fast paths know these parts:
 
 | file | on a CPU | on a GPU |
 | --- | --- | --- |
-| GGUF Q4_0, Q4_1, Q5_0, Q8_0 | as they are: `int4`, the default of files with 4-bit matrices and fewer than 8 bits a weight | `int4` as they are |
+| GGUF Q4_0, Q4_1, Q5_0, Q8_0 | `int4` as they are | `int4` as they are |
 | GGUF Q4_K | `int4`, scales in float16 | the same; 8 bits beside other kinds in a product |
 | GGUF Q5_K, Q6_K and floats | `int4` rounds them to 8 bits | the same |
-| other kinds of GGUF, such as IQ2_XXS | converted to `int8`, and it says from how many bits | converted to floats |
+| other kinds of GGUF, such as IQ2_XXS | converted to `int8` | converted to floats |
 | AWQ, 4 bits, layout gemm | dequantised, then `int8`, `int4` or floats | `int4` as it is |
 | GPTQ, 4 bits | the same | `int4` as it is; with `desc_act` only `int8` or floats |
 | GPTQ, 8 bits | the same | dequantised, then `int8` |
 
-Other layouts of AWQ and GPTQ are refused, other methods of quantisation are left to transformers.
+On a CPU `int4` is the default of GGUF files with 4-bit matrices and fewer than 8 bits a weight in
+all; a file that is converted to `int8` says from how many bits. Other layouts of AWQ and GPTQ are
+refused, other methods of quantisation are left to transformers.
 
 ## More architectures
 
