@@ -9,12 +9,13 @@ from sapwood.backends.torch.cpu_int8.block_gemm import group_products, put_group
 from sapwood.backends.torch.cpu_int8.block_linear import BlockLinear, FloatBlocks
 from sapwood.backends.torch.cpu_int8.block_quant import to_eight, to_four
 from sapwood.backends.torch.cpu_int8.block_tile import (
-    BLOCK_TILE,
     FORMS,
     GROUP,
     LOW_BITS,
-    RECORD,
+    LOW_PARTS,
     ROW_LINES,
+    STEP,
+    TILES,
 )
 from sapwood.backends.torch.cpu_int8.linear import Int8Linear
 from sapwood.core.array_types import FloatArray
@@ -60,7 +61,7 @@ def test_parts_of_different_forms_share_a_matrix() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_row_has_the_same_bits_beside_any_other_rows(form: int) -> None:
     matrix = packed_blocks(random_strip(form, 48, 6))
-    rows = np.random.default_rng(1).normal(size=(2 * BLOCK_TILE + 3, 192)).astype(np.float32)
+    rows = np.random.default_rng(1).normal(size=(2 * TILES[form] + 3, 192)).astype(np.float32)
     rows[4, 7] = 500.0  # an outlier
     rows[5] = 0.0
     alone = np.concatenate([group_products(matrix, row[None]) for row in rows])
@@ -93,16 +94,20 @@ def test_groups_with_a_large_element_have_low_parts() -> None:
     row[100] = -20.0
     out = np.full((ROW_LINES, 128), 7, np.uint8)
     put_groups(row, out)
-    marks = out[2, : 4 * RECORD].view(np.int32).reshape(4, -1)
+    groups = out.reshape(4, -1)
+    marks = groups[:, STEP : STEP + 16].copy().view(np.int32)
     assert marks[:, 3].tolist() == [0, 1, 0, 1]
-    high, low = (out[line].view(np.int8).astype(np.int32).reshape(4, 32) for line in (0, 1))
+    high, low = (
+        groups[:, start : start + GROUP].copy().view(np.int8).astype(np.int32)
+        for start in (0, LOW_PARTS)
+    )
     assert (low.any(1) == marks[:, 3]).all()
-    whole = (high << LOW_BITS) + low
+    whole = np.where(marks[:, 3:], high << LOW_BITS, high) + low
     assert (marks[:, 2] == -whole.sum(1)).all()
-    steps = marks[:, 0].copy().view(np.float32)
-    levels = np.where(marks[:, 3], 1 << LOW_BITS, 1)
+    steps, sums = marks[:, 0].copy().view(np.float32), marks[:, 1].copy().view(np.float32)
+    np.testing.assert_array_equal(sums, steps * whole.sum(1).astype(np.float32))
     error = np.abs(whole * steps[:, None] - row.reshape(4, 32)).max(1)
-    assert (error <= 0.5001 * steps * (1 << LOW_BITS) / levels).all()
+    assert (error <= 0.5001 * steps).all()
 
 
 def test_an_outlier_costs_its_own_group_only() -> None:

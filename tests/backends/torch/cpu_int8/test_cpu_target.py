@@ -10,11 +10,11 @@ from numba import njit, types
 from sapwood.backends.torch.cpu_int8 import int8_gemm
 from sapwood.backends.torch.cpu_int8.block_gemm import group_products, round_groups
 from sapwood.backends.torch.cpu_int8.block_tile import (
-    BLOCK_TILE,
     FORMS,
     GROUP,
     MIN4,
     ROW_LINES,
+    TILES,
     block_tile_maker,
 )
 from sapwood.backends.torch.cpu_int8.cpu_target import TARGET, TARGETS, CpuTarget, choose
@@ -112,14 +112,14 @@ def test_products_of_groups_have_the_same_bits_with_any_number_of_rows(
 ) -> None:
     matrix = packed_blocks(random_strip(form, 32, 4))
     matrix.bytes[-64:] = 255  # the largest weights of all
-    # of the largest tile, all numbers of rows for one form
-    counts = range(1, BLOCK_TILE + 1) if form == MIN4 else (BLOCK_TILE,)
+    most = min(target.rows, TILES[form])
+    counts = range(1, most + 1) if form == MIN4 else (most,)
     kernels = (block_tile_maker(count, form, dots_of(target)) for count in counts)
     tile = inline(by_count(*kernels), types.void, *[INT] * 9)
-    rows = np.random.default_rng(0).normal(size=(BLOCK_TILE, 4 * GROUP)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(most, 4 * GROUP)).astype(np.float32)
     rows[0] = 1
     rows[1] = -1
-    whole = np.zeros((ROW_LINES * BLOCK_TILE, 4 * GROUP), np.uint8)
+    whole = np.zeros((ROW_LINES * most, 4 * GROUP), np.uint8)
     round_groups(rows, whole)
 
     @njit
@@ -128,7 +128,7 @@ def test_products_of_groups_have_the_same_bits_with_any_number_of_rows(
         apart = 4 * out.shape[1]
         for block in range(table.shape[0] - 1):
             to = out.ctypes.data + 64 * block
-            tile(count, table[block, 0], 4, here, rows.shape[1], to, apart, here, 0)
+            tile(count, table[block, 0], 4, here, ROW_LINES * rows.shape[1], to, apart, here, 0)
 
     want = group_products(matrix, rows)
     for count in counts:

@@ -15,18 +15,17 @@ from numba import carray  # type: ignore[attr-defined]
 
 from sapwood.backends.torch.cpu_int8.block_tile import (
     BITS,
-    BLOCK_TILE,
     FORMS,
     GROUP,
+    GROUP_BYTES,
     HALVES,
-    LOW_BITS,
     MIN4,
     MXFP4,
     PAIR,
-    RECORD,
     ROW_LINES,
     SIGNED4,
     SPAN,
+    TILES,
     block_bytes,
     min4_tile,
     mxfp4_tile,
@@ -34,18 +33,19 @@ from sapwood.backends.torch.cpu_int8.block_tile import (
     signed4_tile,
     signed8_tile,
 )
+from sapwood.backends.torch.cpu_int8.group_rows import put_group
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, integers_at
-from sapwood.backends.torch.cpu_int8.pointwise import GRID, F, compiled
-from sapwood.backends.torch.cpu_int8.simd import peak, power, split_to
+from sapwood.backends.torch.cpu_int8.pointwise import F, compiled
+from sapwood.backends.torch.cpu_int8.simd import power
 from sapwood.backends.torch.cpu_int8.thread_team import address, aligned
 from sapwood.core.array_types import FloatArray
 
-LEVELS = GRID << LOW_BITS  # largest integer of a row
 # largest element of a group over the row's root mean square up to which 8 bits do
 PEAK = 4.0
-# groups and lines of a piece, by form: compiled code has no dictionaries
+# groups and lines of a piece, and rows of a tile, by form: compiled code has no dictionaries
 SPANS = tuple(SPAN[form] for form in FORMS)
 LINES = tuple(piece_bytes(form) // LINE for form in FORMS)
+MOST = tuple(TILES[form] for form in FORMS)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Halves = np.ndarray[Any, np.dtype[np.float16]]
 
@@ -158,36 +158,12 @@ class BlockMatrix:
 def put_groups(row: Any, out: Any) -> None:
     """Quantise a row by groups: out [ROW_LINES, stride] uint8."""
     inputs = row.shape[0]
-    high = out[0].view(np.int8)
-    low = out[1].view(np.int8)
-    marks = out[2, : high.shape[0] // GROUP * RECORD].view(np.int32)
-    floats = marks.view(np.float32)
-    fields = RECORD // 4
     bound = F(PEAK) * np.sqrt(power(row.ctypes.data, inputs) / F(inputs))
     end = -(-inputs // PAIR) * PAIR
     for group in range(end // GROUP):
         start = group * GROUP
-        count = min(GROUP, max(inputs - start, 0))
-        largest = peak(row.ctypes.data + 4 * start, count)
-        fine = largest > bound
-        bits = np.int32(LOW_BITS if fine else 0)
-        back = F(GRID << bits) / largest if largest > F(0.0) else F(0.0)
-        total = split_to(
-            row.ctypes.data + 4 * start,
-            count,
-            back,
-            high.ctypes.data + start,
-            low.ctypes.data + start,
-            bits,
-        ) << (np.int32(LOW_BITS) - bits)
-        for i in range(start + count, start + GROUP):
-            high[i] = 0
-            low[i] = 0
-        step = largest / F(LEVELS)
-        floats[fields * group] = step
-        floats[fields * group + 1] = step * F(total)
-        marks[fields * group + 2] = -total
-        marks[fields * group + 3] = fine
+        here = out.ctypes.data + group * GROUP_BYTES
+        put_group(row.ctypes.data + 4 * start, inputs - start, bound, here)
 
 
 # ---------------------------------------------------------------------------------------- products
@@ -201,17 +177,18 @@ def multiply_groups(
     """
     table = carray(integers_at(where[0]), (where[3] + 1, 2))
     groups = where[4] * DEEP // GROUP
-    stride = rows.shape[1]
+    stride = ROW_LINES * rows.shape[1]
     apart = 4 * out.shape[1]
-    # the next block is prefetched while all tiles of this one are run
-    pace = LINE // -(-count // BLOCK_TILE)
     for block in range(start, stop):
         following = block + 1 if block + 1 < stop or after < 0 else after
         weights = table[block, 0]
         form = table[block, 1]
         ahead = table[following, 0]
-        for row in range(0, count, BLOCK_TILE):
-            here = rows.ctypes.data + row * ROW_LINES * stride
+        most = MOST[form]
+        # the next block is prefetched while all tiles of this one are run
+        pace = LINE // -(-count // most)
+        for row in range(0, count, most):
+            here = rows.ctypes.data + row * stride
             there = out.ctypes.data + row * apart + 4 * block * BLOCK
             left = count - row
             if form == MIN4:

@@ -7,14 +7,13 @@ halves of its bytes, the other, sixteen inputs further, in the high halves, as i
 Weights of MXFP4 are numbers of a table, which a shuffle looks up.
 """
 
-from functools import reduce
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from sapwood.backends.torch.cpu_int8.dot_products import DOTS, VnniDots
-from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, fetch
+from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK, DEEP, LINE, TILE, fetch
 from sapwood.backends.torch.cpu_int8.simd import (
     F32,
     I32,
@@ -37,17 +36,20 @@ PAIR = 2 * GROUP  # rows are padded to whole pairs of groups
 FOURS = GROUP // DEEP
 LOW = 0x0F0F0F0F  # low halves of four bytes
 STEPS = 2 * BLOCK  # bytes of one float16 for each output
-ROW_LINES = 3  # lines of bytes of a row: high parts and low parts of integers, records of groups
+ROW_LINES = 3  # bytes of a quantised row over its inputs
 LOW_BITS = 7  # of the low parts
-BLOCK_TILE = 4  # rows; with 8 a pass over many rows takes 6 % less, and compiling twice as long
-# bytes that describe a group of a row: step and sum in float32, minus the sum of the integers, and
-# 1 if some low part is not 0
-RECORD = 16
+# a group of a row, from its beginning: high parts of integers, low parts, then step and sum in
+# float32, minus the sum of the integers, and 1 if there are low parts; steps are those of 15 bits
+# then, else those of 8
+GROUP_BYTES = ROW_LINES * GROUP
+LOW_PARTS, STEP, SUM, MIDDLE, FINE = GROUP, 2 * GROUP, 2 * GROUP + 4, 2 * GROUP + 8, 2 * GROUP + 12
 FORMS = range(4)
 # formats: 4 bits and a minimum; 4 and 8 bits around the middle; 4 bits of a table
 MIN4, SIGNED4, SIGNED8, MXFP4 = FORMS
 BITS = {MIN4: 4, SIGNED4: 4, SIGNED8: 8, MXFP4: 4}
 SPAN = {MIN4: 1, SIGNED4: 2, SIGNED8: 2, MXFP4: 2}  # groups of a piece: its first line is full
+# rows of a tile; few models have MXFP4, and larger tiles take longer to compile
+TILES = {form: TILE // 2 if form == MXFP4 else TILE for form in FORMS}
 SHIFTS = {SIGNED4: 3, SIGNED8: 7, MXFP4: 4}  # middles of unsigned weights, as powers of two
 # weights of MXFP4 in halves: all of them are whole
 HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -103,6 +105,12 @@ def keep_order(builder: Any) -> None:
     builder.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
 
+def pin(builder: Any, value: Any) -> Any:
+    """The same vector, computed here: the compiler would sink all sums of rows to one place."""
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.call(ir.InlineAsm(kind, "", "=v,0", side_effect=True), [value])
+
+
 def steps_at(builder: Any, address: Any, lanes: int) -> Any:
     """Load scales or minima of some outputs."""
     halves = load(builder, address, wide(ir.HalfType(), lanes), 2)
@@ -131,57 +139,49 @@ def line_sum(
     return dots.end(builder, total, bits, start)
 
 
-def high_sum(
-    builder: Any, form: int, fours: Any, row: Any, mark: Any, ahead: Any, dots: VnniDots
-) -> Any:
-    """Sum of a row's products with a group by the high parts, weights around their middle.
+def add_low_sum(builder: Any, form: int, fours: Any, row: Any, total: Any, dots: VnniDots) -> Any:
+    """Total in steps of 15 bits, with the products by the low parts, where a row has them.
+
+    Each row has a branch of its own, taken for the same groups in every block of outputs, so that
+    the processor predicts it.
+    """
+    flag = load(builder, builder.add(row, I64(FINE)), I32, 4)
+    before = builder.block
+    more = builder.append_basic_block()
+    after = builder.append_basic_block()
+    builder.cbranch(builder.icmp_signed("!=", flag, I32(0)), more, after)
+    builder.position_at_end(more)
+    high = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
+    low = line_sum(
+        builder,
+        weight_bits(form),
+        fours,
+        builder.add(row, I64(LOW_PARTS)),
+        same(I32, 0, dots.lanes),
+        [],
+        dots,
+    )
+    both = builder.add(high, low)
+    builder.branch(after)
+    builder.position_at_end(after)
+    found = builder.phi(total.type)
+    found.add_incoming(total, before)
+    found.add_incoming(both, more)
+    return found
+
+
+def group_sum(builder: Any, form: int, fours: Any, row: Any, ahead: Any, dots: VnniDots) -> Any:
+    """Sum of a row's products with a group in steps of the row, weights around their middle.
 
     `ahead` is prefetched.
     """
     bits = weight_bits(form)
     total = line_sum(builder, bits, fours, row, same(I32, 0, dots.lanes), ahead, dots)
-    total = builder.shl(total, same(I32, LOW_BITS, dots.lanes))
+    total = add_low_sum(builder, form, fours, row, total, dots)
     if form == SIGNED4 or (bits == 8 and not dots.signed):
-        middle = spread_at(builder, builder.add(mark, I64(8)), I32, dots.lanes)
+        middle = spread_at(builder, builder.add(row, I64(MIDDLE)), I32, dots.lanes)
         total = builder.add(total, builder.shl(middle, same(I32, SHIFTS[form], dots.lanes)))
     return total
-
-
-def add_low_sums(
-    builder: Any, form: int, fours: Any, rows: Any, marks: Any, totals: Any, dots: VnniDots
-) -> list[Any]:
-    """Totals with the products by the low parts, which are left out where all of them are 0."""
-    bits = weight_bits(form)
-    flags = [load(builder, builder.add(mark, I64(RECORD - 4)), I32, 4) for mark in marks]
-    before = builder.block
-    more = builder.append_basic_block()
-    after = builder.append_basic_block()
-    builder.cbranch(builder.icmp_signed("!=", reduce(builder.or_, flags), I32(0)), more, after)
-    builder.position_at_end(more)
-    whole = [
-        line_sum(builder, bits, fours, row, total, [], dots)
-        for row, total in zip(rows, totals, strict=True)
-    ]
-    builder.branch(after)
-    builder.position_at_end(after)
-    found = []
-    for total, new in zip(totals, whole, strict=True):
-        phi = builder.phi(total.type)
-        phi.add_incoming(total, before)
-        phi.add_incoming(new, more)
-        found.append(phi)
-    return found
-
-
-def group_sums(
-    builder: Any, form: int, fours: Any, high: Any, low: Any, marks: Any, ahead: Any, dots: VnniDots
-) -> list[Any]:
-    """Sums of rows' products with a group; `ahead` is prefetched once."""
-    totals = [
-        high_sum(builder, form, fours, row, mark, [] if r else ahead, dots)
-        for r, (row, mark) in enumerate(zip(high, marks, strict=True))
-    ]
-    return add_low_sums(builder, form, fours, low, marks, totals, dots)
 
 
 def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
@@ -204,16 +204,10 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
     ) -> None:
         """Multiply rows by the groups of a block.
 
-        The lines of rows are `stride` bytes apart, results, float32, `out_apart` bytes. With each
-        line of weights, `pace` bytes more are prefetched from `ahead`.
+        Rows are `stride` bytes apart, results, float32, `out_apart` bytes. With each line of
+        weights, `pace` bytes more are prefetched from `ahead`.
         """
-        starts = [
-            [
-                builder.add(rows, builder.mul(stride, I64(ROW_LINES * r + n)))
-                for n in range(ROW_LINES)
-            ]
-            for r in range(count)
-        ]
+        starts = [builder.add(rows, builder.mul(stride, I64(r))) for r in range(count)]
         far = builder.mul(pace, I64(size // LINE))
 
         def add_group(
@@ -230,18 +224,17 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
             scale = steps_at(builder, builder.add(here, I64(STEPS * index + lanes)), dots.lanes)
             if form == MIN4:
                 least = steps_at(builder, builder.add(here, I64(STEPS + lanes)), dots.lanes)
-            marks = [offset(builder, start[2], group, RECORD) for start in starts]
-            high, low = (
-                [offset(builder, start[n], group, GROUP) for start in starts] for n in (0, 1)
-            )
-            totals = group_sums(builder, form, fours, high, low, marks, lines, dots)
-            for r, (mark, exact) in enumerate(zip(marks, totals, strict=True)):
-                step = builder.fmul(scale, spread_at(builder, mark, F32, dots.lanes))
+            for r, start in enumerate(starts):
+                row = offset(builder, start, group, GROUP_BYTES)
+                exact = group_sum(builder, form, fours, row, [] if r else lines, dots)
+                near = spread_at(builder, builder.add(row, I64(STEP)), F32, dots.lanes)
+                step = builder.fmul(scale, near)
                 at = r * parts + part
                 if form == MIN4:
-                    total = spread_at(builder, builder.add(mark, I64(4)), F32, dots.lanes)
+                    total = spread_at(builder, builder.add(row, I64(SUM)), F32, dots.lanes)
                     made[at] = fma(builder, least, total, made[at])
                 made[at] = fma(builder, builder.sitofp(exact, dots.products), step, made[at])
+                made[at] = pin(builder, made[at])
 
         def body(piece: Any, held: Carried) -> Carried:
             here = offset(builder, weights, piece, size)
@@ -266,8 +259,8 @@ def block_tile_maker(count: int, form: int, dots: VnniDots = DOTS) -> Any:
 
 
 def block_tile(form: int) -> Any:
-    """The kernel of a block's outputs for up to BLOCK_TILE rows."""
-    kernels = (block_tile_maker(count, form) for count in range(1, BLOCK_TILE + 1))
+    """The kernel of a block's outputs for up to TILES[form] rows."""
+    kernels = (block_tile_maker(count, form) for count in range(1, TILES[form] + 1))
     return inline(by_count(*kernels), types.void, *[types.int64] * 9)
 
 

@@ -137,6 +137,12 @@ NAMES = {F32: "f32", I8: "i8", I16: "i16"}
 Mask = Any  # valid elements of a vector; None for all
 
 
+def valid(builder: Any, count: Any) -> Mask:
+    """Mask of the first `count` elements of a vector."""
+    places = ir.Constant(wide(I64), list(range(WIDE)))
+    return builder.icmp_signed("<", places, spread(builder, count))
+
+
 def sweep(
     builder: Any, count: Any, carried: Carried, body: Callable[[Any, Mask, Carried], Carried]
 ) -> Carried:
@@ -144,10 +150,9 @@ def sweep(
     full = builder.and_(count, I64(-WIDE))
     held = loop(builder, full, WIDE, carried, lambda index, held: body(index, None, held))
     left = builder.sub(count, full)
-    places = ir.Constant(wide(I64), list(range(WIDE)))
 
     def rest(_: Any, held: Carried) -> Carried:
-        return body(full, builder.icmp_signed("<", places, spread(builder, left)), held)
+        return body(full, valid(builder, left), held)
 
     return loop(builder, left, WIDE, held, rest)
 
@@ -276,47 +281,9 @@ def emit_round(builder: Any, row: Any, count: Any, factor: Any, out: Any) -> Non
     sweep(builder, count, [], body)
 
 
-def emit_split(
-    builder: Any, row: Any, count: Any, factor: Any, high: Any, low: Any, bits: Any
-) -> Any:
-    """Round row float32 [count] times a factor to integers, whose sum is returned.
-
-    They are stored as int8 [count] at `high` and `low`: high * 2^bits + low, with the low part
-    around zero.
-    """
-    factors = spread(builder, factor)
-    shift = spread(builder, bits)
-    half = builder.lshr(builder.shl(same(I32, 1), shift), same(I32, 1))
-
-    def body(index: Any, mask: Mask, held: Carried) -> Carried:
-        values = load_some(builder, offset(builder, row, index, 4), F32, mask, 0.0)
-        near = call(builder, "llvm.rint.v16f32", wide(F32), builder.fmul(values, factors))
-        whole = builder.fptosi(near, wide(I32))
-        above = builder.ashr(builder.add(whole, half), shift)
-        below = builder.sub(whole, builder.shl(above, shift))
-        for part, where in ((above, high), (below, low)):
-            store_some(
-                builder, builder.trunc(part, wide(I8)), offset(builder, where, index, 1), mask
-            )
-        return [builder.add(held[0], whole)]
-
-    [total] = sweep(builder, count, [same(I32, 0)], body)
-    return call(builder, "llvm.vector.reduce.add.v16i32", I32, total)
-
-
 once = inline(emit_once, types.float32, *[types.float32] * 3)
 turn = inline(emit_turn, types.void, *[types.int64] * 5)
 round_to = inline(emit_round, types.void, types.int64, types.int64, types.float32, types.int64)
-split_to = inline(
-    emit_split,
-    types.int32,
-    types.int64,
-    types.int64,
-    types.float32,
-    types.int64,
-    types.int64,
-    types.int32,
-)
 summit = inline(emit_summit, types.float32, types.int64, types.int64)
 peak = inline(emit_peak, types.float32, types.int64, types.int64)
 power = inline(emit_power, types.float32, types.int64, types.int64)
