@@ -1,9 +1,10 @@
 """Decoding a 4-bit GGUF file: int4 against int8 and against llama.cpp, a few tokens in turns.
 
-    python benchmarks/four_bits.py --file MODEL.gguf [--file OTHER.gguf] --json FILE [--seconds 60]
+    python benchmarks/four_bits.py SUITE.jsonl --file MODEL.gguf --json FILE [--seconds 60]
 
 Every engine runs in a process of its own, with the same file and the same number of threads, and
 decodes the same prompts greedily, each once, so that no drafter finds an earlier text of its own.
+Prompts are spread over the categories of the suite; long ones lose their middle.
 `auto` runs with trained heads hidden, and once more with its head where the weights have one.
 Engines take turns of some tokens, so that a machine that becomes slower or faster treats them
 alike; the others sleep meanwhile. A turn's seconds are those of its tokens; prefill is not timed.
@@ -27,23 +28,14 @@ from paired_record import command, draws, estimate, until
 
 from sapwood.backends.torch.gguf_samples import fingerprint_of_gguf
 from sapwood.bench import provenance
+from sapwood.bench.suites import BenchPrompt, digest, gather
 from sapwood.common.drafter_store import HIDE, has
 from sapwood.common.gguf_header import read_header
 from sapwood.errors import SapwoodError
 
-TOPICS = """how a sailing boat moves against the wind; why bread rises; what a notary does
-how tides come about; why leaves change colour; how a bill becomes law; what inflation is
-how vaccines work; why glass is clear; how a violin makes sound; what a budget deficit is
-how bees find flowers; why the sky is blue; how a lock on a canal works; what jazz is
-how cheese is made; why cities grow at rivers; how a compass works; what a sonnet is
-how a bicycle stays upright; why we sleep; how a dam makes electricity; what a glacier does"""
-PROMPTS = [
-    f"Explain in a few paragraphs {topic.strip()}."
-    for line in TOPICS.splitlines()
-    for topic in line.split(";")
-]
 TURN = 16  # tokens
-LENGTH = 192  # tokens after which the prompt is begun again
+LENGTH = 192  # tokens of an answer, with those that are not timed
+LONGEST = 700  # tokens of a prompt
 REST = 0.03  # seconds after a turn in which threads that spin come to rest
 PEER = "llama.cpp"
 WITH_HEAD = "with head"
@@ -62,16 +54,21 @@ RATIOS = {
 
 
 # --------------------------------------------------------------------------------------- engines
+def fitting(tokens: list[int]) -> list[int]:
+    """A prompt; a long one without its middle."""
+    half = LONGEST // 2
+    return tokens if len(tokens) <= LONGEST else [*tokens[:half], *tokens[-half:]]
+
+
 def own_tokens(
-    file: str, engine: str, threads: int
+    file: str, engine: str, threads: int, suite: Sequence[BenchPrompt]
 ) -> tuple[list[list[int]], dict[str, Any], Callable[[int], Any]]:
     """The prompts in tokens, the machine, and a function that begins to decode one of them."""
-    from sapwood.engine.input_processor import read_prompt
     from sapwood.llm import LLM
 
     dtype, recipe, *_ = engine.split()
     llm = LLM(file, recipe, dtype=dtype, threads=threads)
-    prompts = [read_prompt(prompt, llm.target.info, llm.text, raw=False) for prompt in PROMPTS]
+    prompts = [fitting(prompt.tokens(llm.target.info, llm.text)) for prompt in suite]
 
     def begin(number: int) -> Iterator[int]:
         """Tokens, several at a time where drafts were accepted."""
@@ -103,19 +100,21 @@ def peer_tokens(file: str, prompts: list[list[int]], threads: int) -> Callable[[
     return begin
 
 
-def serve(pipe: Connection, file: str, engine: str, threads: int) -> None:
+def serve(
+    pipe: Connection, file: str, engine: str, threads: int, suite: Sequence[BenchPrompt]
+) -> None:
     """Decode in turns: the reply to each message is tokens and seconds."""
     os.environ[HIDE] = "0" if engine.endswith(WITH_HEAD) else "1"
     if engine == PEER:
         begin = peer_tokens(file, pipe.recv(), threads)
     else:
-        prompts, machine, begin = own_tokens(file, engine, threads)
+        prompts, machine, begin = own_tokens(file, engine, threads, suite)
         pipe.send((prompts, machine))
     running: Iterator[int] = iter(())
     left = number = 0
     while pipe.recv():
         if left <= 0:
-            if number == len(PROMPTS):
+            if number == len(suite):
                 pipe.send(None)
                 return
             running = begin(number)
@@ -131,7 +130,11 @@ def serve(pipe: Connection, file: str, engine: str, threads: int) -> None:
 
 # ------------------------------------------------------------------------------------- measuring
 def measure(
-    file: str, engines: Sequence[str], threads: int, over: Callable[[], bool]
+    file: str,
+    engines: Sequence[str],
+    threads: int,
+    suite: Sequence[BenchPrompt],
+    over: Callable[[], bool],
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """The machine, and seconds per token of each engine, by round of turns."""
     context = mp.get_context("spawn")
@@ -141,7 +144,7 @@ def measure(
     machine: dict[str, Any] = {}
     for engine in engines:
         pipe, other = context.Pipe()
-        worker = context.Process(target=serve, args=(other, file, engine, threads), daemon=True)
+        worker = context.Process(target=serve, args=(other, file, engine, threads, suite), daemon=True)
         worker.start()
         workers.append(worker)
         pipes[engine] = pipe
@@ -208,25 +211,33 @@ def figures(found: dict[str, list[float]]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure each file, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("suite", help="a JSONL file of prompts")
+    parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--file", action="append", required=True, help="a GGUF file")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--seconds", type=float, default=60, help="for each file")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args(argv)
     busy = provenance.load()
+    suite = gather(args.suite, limit=args.prompts, turns=1)
     files = {}
     known = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
     for file in args.file:
         started = time.perf_counter()
         engines = engines_of(file)
-        machine, found = measure(file, engines, args.threads, until_ready(args.seconds))
+        machine, found = measure(file, engines, args.threads, suite, until_ready(args.seconds))
         sys.stderr.write(f"{Path(file).name}: {time.perf_counter() - started:.0f} s\n")
         files[Path(file).name] = figures(found)
     record = {
-        "command": command(args.file),
+        "command": command([args.suite, *args.file]),
         "commit": provenance.commit(),
         "machine": {**machine, "load": busy},
-        "settings": {"turn": TURN, "tokens": LENGTH, "threads": args.threads},
+        "settings": {
+            "turn": TURN,
+            "tokens": LENGTH,
+            "threads": args.threads,
+            "prompts": digest(suite),
+        },
         "files": {**known.get("files", {}), **files},
     }
     args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

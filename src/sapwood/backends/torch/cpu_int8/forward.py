@@ -216,7 +216,7 @@ def extent(net: Any, work: Any, stage: Any, workers: int) -> tuple[int, int]:
         grain = 4
     elif kind == GATE:
         units = net.inner
-        grain = max(BLOCK, 8192 // rows)
+        grain = max(256, 8192 // rows)
     else:
         units, grain = rows, 8
     return units, min(units, max(2 * workers, units // grain))

@@ -36,7 +36,8 @@ DEEP = 4  # inputs of one dot-product instruction
 LINE = BLOCK * DEEP  # bytes of weights of one load
 SHARE = 1 / (2 * GRID)  # scale of the remainders of split rows
 TILE = (TARGET or TARGETS[0]).rows
-FINE_TILE = TILE // 2
+# split rows need twice the sums, for which only 32 registers have room
+FINE_TILE = TILE if (TARGET or TARGETS[0]).lanes == BLOCK else TILE // 2
 
 
 # ------------------------------------------------------------------------------------- dot products
