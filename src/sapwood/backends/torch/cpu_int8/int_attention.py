@@ -123,7 +123,7 @@ class FloatKeys:
 
     def sum(self, builder: Any, total: Any) -> Any:
         """The sum of sums side by side."""
-        return call(builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(0.0), total)
+        return v.total(builder, total)
 
 
 def products_maker(width: int, words: IntKeys | FloatKeys) -> Any:
@@ -219,7 +219,7 @@ def measure_maker(choosy: bool) -> Any:
 
         start = [far, same(F32, 0.0), same(F32, 0.0)]
         largest, widest, ones = v.sweep(builder, count, start, body)
-        seen_here = call(builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(0.0), ones)
+        seen_here = v.total(builder, ones)
         new = [
             v.greater(builder, v.top(builder, largest), old[0]),
             v.greater(builder, v.top(builder, widest), old[1]),

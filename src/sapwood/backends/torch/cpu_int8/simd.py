@@ -186,9 +186,32 @@ def store_some(builder: Any, value: Any, address: Any, mask: Mask) -> None:
         )
 
 
+def halved(builder: Any, values: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
+    """Join the halves of a vector until one element is left.
+
+    LLVM's own reductions take numbers one after the other, or look for NaN at every step.
+    """
+    count = values.type.count
+    while count > 1:
+        count //= 2
+        halves = [
+            builder.shuffle_vector(
+                values, values, ir.Constant(wide(I32, count), list(range(start, start + count)))
+            )
+            for start in (0, count)
+        ]
+        values = join(builder, *halves)
+    return builder.extract_element(values, I32(0))
+
+
 def top(builder: Any, values: Any) -> Any:
     """Largest element of a vector."""
-    return call(builder, "llvm.vector.reduce.fmax.v16f32", F32, values)
+    return halved(builder, values, greater)
+
+
+def total(builder: Any, values: Any) -> Any:
+    """Sum of the elements of a float vector, by halves."""
+    return halved(builder, values, lambda made, left, right: made.fadd(left, right))
 
 
 # ------------------------------------------------------------------------------------------- rows
