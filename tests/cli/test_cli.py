@@ -231,6 +231,33 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["methods"]) == 130
 
 
+def test_an_interrupted_answer_ends_its_line(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = LLM.stream
+
+    def cut(llm: LLM, *args: Any, **options: Any) -> Iterator[Step]:
+        yield next(stream(llm, *args, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", cut)
+    assert main(["run", "hello", "--model", model, "--max-tokens", "9", "--recipe", "plain"]) == 130
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_a_full_disk_is_one_sentence_whichever_library_meets_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill() -> list[dict[str, Any]]:
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr("sapwood.cli.methods.parts", fill)
+    assert main(["methods"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "No space left on device" in said
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m sapwood methods --json | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
@@ -342,6 +369,11 @@ def test_no_arguments_is_help(
     monkeypatch.setattr(sys, "argv", ["sapwood"])
     assert main() == 0
     assert "Usage: sapwood" in capsys.readouterr().out
+    for group in ("trace", "deploy"):
+        assert main([group]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith(f"Usage: sapwood {group}")
+        assert not said.err
 
 
 def test_a_line_that_is_no_text_does_not_end_a_chat(

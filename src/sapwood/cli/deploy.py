@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 group = typer.Typer(
-    help="Deploy a server on Kubernetes or Ray Serve.", no_args_is_help=True, rich_markup_mode=None
+    help="Deploy a server on Kubernetes or Ray Serve.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 Model = Annotated[str, typer.Option("--model", help="smollm2, a Hub id, a folder or a .gguf file.")]
@@ -40,6 +42,13 @@ UpSeconds = Annotated[
 DownSeconds = Annotated[
     float, typer.Option("--down-seconds", help="Of little load before a replica is removed.")
 ]
+
+
+@group.callback()
+def root(context: typer.Context) -> None:
+    """Deploy a server on Kubernetes or Ray Serve."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @group.command("kubernetes")

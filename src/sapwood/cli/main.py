@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sapwood import __version__
+from sapwood.common.disk_errors import disk_error
 from sapwood.common.extras import needed_by
 from sapwood.common.suggest import suggestion
 from sapwood.errors import SapwoodError
@@ -111,17 +112,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 141
     except OSError as error:
-        silence_stdout()
-        return fail(
-            f"the system refused to read or write ({error}); make room, or use another place"
-        )
+        return refused(error)
     except Exception as error:
+        if (of_disk := disk_error(error)) is not None:
+            return refused(of_disk)
         if hasattr(error, "format_message"):
             return fail(usage(error))
         # torch has its own error of this name
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             return fail("the memory is full; use a smaller model, a shorter text or a smaller tree")
         raise
+
+
+def refused(error: OSError) -> int:
+    """Print what the system refused; return the exit code."""
+    silence_stdout()
+    return fail(f"the system refused to read or write ({error}); make room, or use another place")
 
 
 def usage(error: Any) -> str:

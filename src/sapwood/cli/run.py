@@ -125,9 +125,18 @@ def shown(steps: "Iterator[Step]", llm: "LLM", *, live: bool) -> "Iterator[Step]
     if live and console.is_terminal:
         yield from render.watched(steps, llm.text, console)
     else:
-        for step in steps:
-            render.write(console, step)
-            yield step
+        try:
+            for step in steps:
+                render.write(console, step)
+                yield step
+        except KeyboardInterrupt:  # what follows begins a line
+            end_line()
+            raise
+    end_line()
+
+
+def end_line() -> None:
+    """End the line of an answer."""
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -28,6 +28,19 @@ def check_homes(folders: Sequence[Path]) -> None:
         check_place(folder)
 
 
+def make_homes(folders: Sequence[Path]) -> None:
+    """Make the folders of what will be trained, so that none fails at the end of the work."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SapwoodError(
+                f"folder {folder} cannot be made ({error.strerror}); give another as --out"
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise SapwoodError(f"folder {folder} cannot be written; give another as --out")
+
+
 def save(path: Path, head: nn.Module, optimizers: list[Optimizer], notes: dict[str, Any]) -> None:
     """Write head, optimizer states and notes; the old file stays until the new one is complete."""
     tensors = {f"head/{name}": tensor for name, tensor in head.state_dict().items()}
