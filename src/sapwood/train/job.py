@@ -115,7 +115,6 @@ def train(job: TrainJob, watch: JobObserver, began: float) -> list[dict[str, Any
     measuring = gain_seconds(job.minutes * 60, time.monotonic() - began)
     homes = homes_of(job, [one.kind for one in objectives], backend.info.weights)
     checkpoint.check_homes(homes)
-    checkpoint.make_homes(homes)
     state = homes[0] / "state.safetensors"
     texts = (
         again(job, state, backend.info.weights)

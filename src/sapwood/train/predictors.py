@@ -20,7 +20,7 @@ from sapwood.errors import SapwoodError
 from sapwood.spec_parser import read
 from sapwood.tokenizer.tokenizer import Tokenizer
 from sapwood.train import job, prompts
-from sapwood.train.checkpoint import make_homes
+from sapwood.train.checkpoint import try_place
 from sapwood.train.corpus import SETTINGS, Corpus
 from sapwood.train.fit_mlp import FitReport, FitResult
 from sapwood.train.job import JobObserver, TrainJob
@@ -52,7 +52,6 @@ def run(asked: TrainJob, watch: JobObserver) -> list[dict[str, Any]]:
     homes = job.homes_of(asked, names, backend.info.weights)
     kept = recordings(asked)
     check_homes(homes)
-    make_homes(homes)
     questions = prompts_of(asked, backend, text, max(one.prompts for one in choices), watch)
     records = []
     contexts = []
@@ -97,6 +96,7 @@ def check_homes(homes: Sequence[Path]) -> None:
             raise SapwoodError(
                 f"{home} already holds a {CONFIG} of something else; give another folder as --out"
             )
+        try_place(home)
 
 
 def recordings(asked: TrainJob) -> Path:
