@@ -39,6 +39,13 @@ VERBS = (
 HIDDEN = ("replica",)  # commands that other commands start
 # commands with an extra of their own; for others the missing package decides
 EXTRAS = {"train": "train"}
+# what an option takes, by the parser's name of the mistake
+KINDS = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+}
 WIDTH = 100  # columns of help, on a terminal that has them
 
 app = typer.Typer(
@@ -136,8 +143,11 @@ def usage(error: Any) -> str:
     more = f"see `{path} --help`"
     if option := getattr(error, "option_name", None):
         return f"no such option {option}; {suggestion(option, error.possibilities or (), more)}"
-    inputs = [item["input"] for item in getattr(error.__cause__, "errors", list)()]
-    value = f", not {inputs[0]!r}" if inputs else ""
+    wrong = next(iter(getattr(error.__cause__, "errors", list)()), None)
+    if wrong is not None and wrong["type"] in KINDS:
+        name = getattr(error, "param_hint", None) or error.param.opts[0]
+        return f"{name} must be {KINDS[wrong['type']]}, not {wrong['input']!r}; {more}"
+    value = "" if wrong is None else f", not {wrong['input']!r}"
     message, _, meant = error.format_message().partition(" Did you mean ")
     if meant:
         more = f"did you mean {meant}"

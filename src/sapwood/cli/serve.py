@@ -175,9 +175,11 @@ def run(given: dict[str, object], config: str | None, replica: int | None = None
     extra = "serve-llamacpp" if choice.backend == "llamacpp" else "serve"
     with needed_by("`sapwood serve`", extra):
         from sapwood.server.app import ApiRoutes
+        from sapwood.server.openai.request_builder import check_recipes
         from sapwood.server.server import check_port, serve
 
     check_port(settings)
+    check_recipes(name for name in settings.recipes if name != "all")
     if settings.traces:  # before the model is loaded, which takes long
         with needed_by("`sapwood serve --traces`", "otel"):
             import sapwood.server.tracing  # noqa: F401
