@@ -351,7 +351,7 @@ def test_defaults_in_the_help_are_the_real_ones(capsys: pytest.CaptureFixture[st
     real = Sampling()
     assert f"Longest answer. [default: {real.max_tokens}]" in shown
     assert f"0 takes the best token. [default: {real.temperature:g}]" in shown
-    assert f"Of the sampling. [default: {real.seed}]" in shown
+    assert f"Seed of the sampling. [default: {real.seed}]" in shown
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -208,6 +208,7 @@ def test_a_failure_is_one_line_and_code_two(capsys: pytest.CaptureFixture[str]) 
 def test_wrong_usage_names_the_value_that_the_parser_leaves_out() -> None:
     class Wrong(Exception):
         ctx: Any = SimpleNamespace(command_path="sapwood bench")
+        param_hint = ""
 
         def format_message(self) -> str:
             return "Input should be a number."
@@ -218,6 +219,9 @@ def test_wrong_usage_names_the_value_that_the_parser_leaves_out() -> None:
     cause.errors = lambda: [{"input": "six"}]
     error.__cause__ = cause
     assert usage(error) == "Input should be a number, not 'six'; see `sapwood bench --help`"
+    cause.errors = lambda: [{"input": "six", "type": "float_parsing"}]
+    error.param_hint = "--minutes"
+    assert usage(error) == "--minutes must be a number, not 'six'; see `sapwood bench --help`"
     error.ctx = None
     assert usage(error).endswith("see `sapwood --help`")
 

@@ -57,7 +57,7 @@ app = typer.Typer(
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and leave."""
+    """Print the version and exit."""
     if asked:
         typer.echo(f"sapwood {__version__}")
         raise typer.Exit
@@ -66,7 +66,7 @@ def show_version(asked: bool) -> None:
 Version = Annotated[
     bool,
     typer.Option(
-        "--version", callback=show_version, is_eager=True, help="Print the version and leave."
+        "--version", callback=show_version, is_eager=True, help="Print the version and exit."
     ),
 ]
 
@@ -144,7 +144,7 @@ def usage(error: Any) -> str:
     if option := getattr(error, "option_name", None):
         return f"no such option {option}; {suggestion(option, error.possibilities or (), more)}"
     wrong = next(iter(getattr(error.__cause__, "errors", list)()), None)
-    if wrong is not None and wrong["type"] in KINDS:
+    if wrong is not None and wrong.get("type") in KINDS:
         name = getattr(error, "param_hint", None) or error.param.opts[0]
         return f"{name} must be {KINDS[wrong['type']]}, not {wrong['input']!r}; {more}"
     value = "" if wrong is None else f", not {wrong['input']!r}"

@@ -71,6 +71,8 @@ def resolve(
         check_is_part(family, text)
     if isinstance(recipe, str):
         made = parse(named(recipe), **overrides)
+    elif not isinstance(recipe, Recipe):
+        raise SapwoodError(f"recipe={recipe!r} must be a name, a spelling or a Recipe")
     else:
         made = dataclasses.replace(recipe, **parts(overrides))  # type: ignore[arg-type]
     if estimator is not None:
