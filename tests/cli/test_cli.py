@@ -139,6 +139,7 @@ def test_a_dash_reads_standard_input(
         (["run", ""], "prompt is empty"),
         (["run", "a\udcff"], "not valid Unicode"),
         (["run", "hi", "--recipe", "autoo"], "unknown recipe 'autoo'"),
+        (["run", "hi", "--recipe", "ngram+best+match"], "spaces around the + between two parts"),
         (["run", "hi", "--drafter", "pld(x=1)"], "'pld' is a recipe, not a drafter"),
         (["run", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number of at least 1"),
         (["run", "hi", "--top-k", "x"], "--top-k must be a whole number, not 'x'"),
