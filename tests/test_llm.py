@@ -217,7 +217,7 @@ def test_log_probabilities_are_the_models_own_under_speculation() -> None:
         ([1, -1], {}, "holds -1"),
         ([1, 10**6], {}, "holds 1000000"),
         ([1, "a"], {}, "holds 'a'"),
-        (7, {}, "must hold token ids"),
+        (7, {}, "the prompt is 7 and must be a text or a list of token ids"),
         ("word " * 200, {}, "1003 tokens.*holds 512"),
         (PROMPT, {"temperture": 1}, "unknown option 'temperture'"),
         (PROMPT, {"max_tokens": 1.5}, "whole number"),
@@ -278,6 +278,13 @@ def test_names_spellings_and_overrides() -> None:
 def test_a_wrong_recipe_fails_before_anything_is_loaded() -> None:
     with pytest.raises(SapwoodError, match="unknown recipe"):
         LLM("no such model", "no-such-recipe")
+    with pytest.raises(SapwoodError, match="recipe=3 must be a name, a spelling or a Recipe"):
+        LLM("no such model", 3)  # type: ignore[arg-type]
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    with pytest.raises(SapwoodError, match=rf"there is no folder {tmp_path}/none"):
+        LLM(tmp_path / "none")
 
 
 def test_every_named_recipe_can_be_built() -> None:

@@ -318,9 +318,18 @@ def test_a_damaged_converted_folder_says_what_to_delete(weights: Path) -> None:
 def test_a_cache_that_cannot_be_written(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAPWOOD_CACHE", "/dev/null")
     with pytest.raises(
-        SapwoodError, match=r"cannot keep the converted model in /dev/null.*; set SAPWOOD_CACHE"
+        SapwoodError, match=r"cannot write to /dev/null.*; make room there, or set SAPWOOD_CACHE"
     ):
         load(str(weights))
+
+
+def test_a_full_disk_is_one_sentence(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")  # as the tokenizers library does
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", fill)
+    with pytest.raises(SapwoodError, match=r"cannot write to .*No space left on device.*make room"):
+        load(str(weights), device="cpu")
 
 
 # --------------------------------------------------------------------------------------- collector

@@ -1,6 +1,7 @@
 """LLM: load a model with a recipe; generate, stream and chat."""
 
 import copy
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ class LLM:
     def __init__(
         self,
         # built-in model, Hub id, local folder or .gguf file; or a backend
-        model: str | Backend = "smollm2",
+        model: str | os.PathLike[str] | Backend = "smollm2",
         recipe: str | Recipe = "auto",  # a name, a spelling, or a recipe
         *,
         backend: str | None = None,  # None: torch; llamacpp runs a GGUF file as it is
@@ -86,6 +87,8 @@ class LLM:
             "verifier": verifier,
             "controller": controller,
         }
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
         # before anything slow: a misspelt recipe fails at once
         made = resolve(recipe, estimator=estimator, **parts)
         self.progress = progress or silent

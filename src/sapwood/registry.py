@@ -222,6 +222,8 @@ def family_of(name: str) -> str:
             return family
     every = [known for family in FAMILIES for known in names(family)]
     end = suggestion(name, every, "`sapwood methods` lists every part and recipe")
+    if "+" in name.rstrip("+"):
+        end = "put spaces around the + between two parts"
     raise SapwoodError(f"unknown part {name!r}; {end}")
 
 

@@ -120,7 +120,7 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
         (b'{"prompt": 3}', "not a prompt"),
         (b'{"messages": ["hello"]}', "not a prompt"),
         (b'{"prompt": "x", "category": 3}', "category 3"),
-        (b'{"prompt": "\xff"}', "not JSON"),
+        (b'{"prompt": "\xff"}', "not JSON \\(not UTF-8 at byte 12\\)"),
         (b"[" * 100_000, "not JSON"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_dash_reads_standard_input(
         (["nothing"], "No such command 'nothing'"),
         (["run"], "Missing argument"),
         (["run", "hi", "--nothing"], "no such option --nothing"),
-        (["run", "hi", "--max-tokens", "many"], "'--max-tokens'"),
+        (["run", "hi", "--max-tokens", "many"], "--max-tokens must be a whole number"),
         (["run", "hi", "--temperature", "warm"], "'warm'; see `sapwood run --help`"),
         (["run", "hi", "--max-tokens", "0"], "max_tokens=0"),
         (["run", "hi", "--temperature", "nan"], "temperature=nan"),
@@ -139,6 +139,11 @@ def test_a_dash_reads_standard_input(
         (["run", ""], "prompt is empty"),
         (["run", "a\udcff"], "not valid Unicode"),
         (["run", "hi", "--recipe", "autoo"], "unknown recipe 'autoo'"),
+        (["run", "hi", "--recipe", "ngram+best+match"], "spaces around the + between two parts"),
+        (["run", "hi", "--drafter", "pld(x=1)"], "'pld' is a recipe, not a drafter"),
+        (["run", "hi", "--max-tokens", "0"], "max_tokens=0 must be a whole number of at least 1"),
+        (["run", "hi", "--top-k", "x"], "--top-k must be a whole number, not 'x'"),
+        (["train", "--minutes", "x"], "--minutes must be a number, not 'x'"),
         (["run", "hi", "--recipe", "ngram + best"], "lacks a verifier"),
         (["run", "hi", "--drafter", "ngram(x=1)"], "no option 'x'"),
         (["run", "hi", "--verifier", "mss"], "cannot verify topk drafts"),
@@ -231,6 +236,33 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["methods"]) == 130
 
 
+def test_an_interrupted_answer_ends_its_line(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = LLM.stream
+
+    def cut(llm: LLM, *args: Any, **options: Any) -> Iterator[Step]:
+        yield next(stream(llm, *args, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", cut)
+    assert main(["run", "hello", "--model", model, "--max-tokens", "9", "--recipe", "plain"]) == 130
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_a_full_disk_is_one_sentence_whichever_library_meets_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill() -> list[dict[str, Any]]:
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr("sapwood.cli.methods.parts", fill)
+    assert main(["methods"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "No space left on device" in said
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m sapwood methods --json | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
@@ -320,7 +352,7 @@ def test_defaults_in_the_help_are_the_real_ones(capsys: pytest.CaptureFixture[st
     real = Sampling()
     assert f"Longest answer. [default: {real.max_tokens}]" in shown
     assert f"0 takes the best token. [default: {real.temperature:g}]" in shown
-    assert f"Of the sampling. [default: {real.seed}]" in shown
+    assert f"Seed of the sampling. [default: {real.seed}]" in shown
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -342,6 +374,11 @@ def test_no_arguments_is_help(
     monkeypatch.setattr(sys, "argv", ["sapwood"])
     assert main() == 0
     assert "Usage: sapwood" in capsys.readouterr().out
+    for group in ("trace", "deploy"):
+        assert main([group]) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith(f"Usage: sapwood {group}")
+        assert not said.err
 
 
 def test_a_line_that_is_no_text_does_not_end_a_chat(

@@ -55,10 +55,10 @@ def test_a_log_is_told_now_and_then(log: tuple[ProgressBars, list[float]]) -> No
         now[0] += 1
         bars.steps(run_state(20, 40))
     assert shown(bars.console).splitlines() == [
-        "sapwood: steps 10 of 40: 6,000 tokens, 100 tokens/s, 3.0 min left, loss 1.250, "
-        "right 0.50 0.25, 1.6 tokens per pass, about 1.0x expected",
-        "sapwood: steps 20 of 40: 6,000 tokens, 100 tokens/s, 1.0 min left, loss 1.250, "
-        "right 0.50 0.25, 1.6 tokens per pass, about 1.0x expected",
+        "sapwood: training: 10 of 40 steps, 6,000 tokens, 100 tokens/s, 3.0 min left, loss 1.250, "
+        "agreement 0.50 0.25, 1.6 tokens per pass, about 1.0x expected",
+        "sapwood: training: 20 of 40 steps, 6,000 tokens, 100 tokens/s, 1.0 min left, loss 1.250, "
+        "agreement 0.50 0.25, 1.6 tokens per pass, about 1.0x expected",
     ]
 
 
@@ -66,7 +66,7 @@ def test_without_a_plan_nothing_is_left(log: tuple[ProgressBars, list[float]]) -
     bars, _ = log
     bars.steps(run_state(10, None))
     assert shown(bars.console).startswith(
-        "sapwood: steps 10: 6,000 tokens, 100 tokens/s, loss 1.250"
+        "sapwood: training: 10 steps, 6,000 tokens, 100 tokens/s, loss 1.250"
     )
 
 
@@ -75,14 +75,17 @@ def test_without_a_plan_nothing_is_left(log: tuple[ProgressBars, list[float]]) -
     [
         (
             DataProgress(1500, 3000, 50.0, 30.0),
-            "texts 1,500 of 3,000: 1,500 tokens, 50 tokens/s, 0.5 min left",
+            "training data: 1,500 of 3,000 tokens, 50 tokens/s, 0.5 min left",
         ),
-        (DataProgress(1500, None, 50.0, None), "texts 1,500: 1,500 tokens, 50 tokens/s"),
+        (DataProgress(1500, None, 50.0, None), "training data: 1,500 tokens, 50 tokens/s"),
         (
             DataProgress(1500, None, 50.0, 0.0),
-            "texts 1,500: 1,500 tokens, 50 tokens/s, the last ones",
+            "training data: 1,500 tokens, 50 tokens/s, finishing the last answers",
         ),
-        (DataProgress(9, None, 0.0, 5.0, asked=70), "texts 9: 9 tokens, 70 tokens of questions"),
+        (
+            DataProgress(9, None, 0.0, 5.0, asked=70),
+            "training data: 9 tokens, writing questions, 70 tokens",
+        ),
     ],
 )
 def test_the_growth_of_a_corpus_is_told(
@@ -107,8 +110,8 @@ def test_a_terminal_has_one_bar_for_each_stage() -> None:
     bars.data(DataProgress(7, 10, 1.0, 2.0))
     bars.steps(run_state(10, 40))
     found = [(task.description, task.completed, task.total) for task in bars.progress.tasks]
-    assert found == [("texts", 7, 10), ("steps", 10, 40)]
-    assert bars.progress.tasks[1].fields["pace"].startswith("6,000 tokens")
+    assert found == [("training data", 7, 10), ("training", 10, 40)]
+    assert bars.progress.tasks[1].fields["pace"].startswith("10 of 40 steps, 6,000 tokens")
 
 
 # ------------------------------------------------------------------------------------------ status
@@ -208,6 +211,7 @@ def test_a_failure_is_one_line_and_code_two(capsys: pytest.CaptureFixture[str]) 
 def test_wrong_usage_names_the_value_that_the_parser_leaves_out() -> None:
     class Wrong(Exception):
         ctx: Any = SimpleNamespace(command_path="sapwood bench")
+        param_hint = ""
 
         def format_message(self) -> str:
             return "Input should be a number."
@@ -218,6 +222,9 @@ def test_wrong_usage_names_the_value_that_the_parser_leaves_out() -> None:
     cause.errors = lambda: [{"input": "six"}]
     error.__cause__ = cause
     assert usage(error) == "Input should be a number, not 'six'; see `sapwood bench --help`"
+    cause.errors = lambda: [{"input": "six", "type": "float_parsing"}]
+    error.param_hint = "--minutes"
+    assert usage(error) == "--minutes must be a number, not 'six'; see `sapwood bench --help`"
     error.ctx = None
     assert usage(error).endswith("see `sapwood --help`")
 

@@ -105,6 +105,22 @@ def test_pull_without_a_network_is_one_sentence(
     assert line.startswith("sapwood: model 'org/model' cannot be reached; check the name")
 
 
+def test_pull_of_a_file_that_is_read_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "own.gguf", 2500)
+    described = tmp_path / "cache" / "models" / "own-123"
+    put(described, "config.json", 2)  # no weights: those stay in the file
+
+    def load_any(*_: Any, **__: Any) -> tuple[None, Path]:
+        return None, described
+
+    monkeypatch.setattr("sapwood.backends.torch.load.load_any", load_any)
+    assert main(["pull", str(tmp_path / "own.gguf")]) == 0
+    said = capsys.readouterr().out
+    assert said == f"{tmp_path / 'own.gguf'} is here: 2.5 kB in {tmp_path / 'own.gguf'}\n"
+
+
 def test_pull_of_what_is_here_or_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -254,7 +254,7 @@ def test_values_out_of_range_are_refused_in_one_sentence(options: dict[str, Any]
         Sampling(**options)
     message = str(caught.value)
     kind = "whole number" if name in ("top_k", "max_tokens", "min_tokens") else "number"
-    assert message.startswith(f"{name}={value!r} must be a {kind} from ")
+    assert message.startswith(f"{name}={value!r} must be a {kind} ")
     assert "\n" not in message
 
 

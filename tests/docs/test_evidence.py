@@ -137,4 +137,4 @@ def test_recipes_by_temperature_show_intervals_and_how_many_prompts() -> None:
         "2.00 (1.80 to 2.20); **2.00** (1.80 to 2.20); 200 / s (180 to 220)"
     )
     assert table[2].endswith("150 / s (135 to 165); 2 prompts |")
-    assert table[4].endswith("; 1 prompts |  |")
+    assert table[4].endswith("; 1 prompt |  |")

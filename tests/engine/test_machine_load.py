@@ -125,8 +125,8 @@ def test_a_profile_of_a_busy_machine_is_kept_for_some_minutes_only(
     assert made.measured
     assert made.curve.seconds(1, 0) == pytest.approx(0.05)
     assert [record.getMessage() for record in caplog.records] == [
-        "sapwood: the cost of passes is measured, but kept for minutes only: "
-        "other processes kept 3.5 of 4 cores busy"
+        "sapwood: the cost of a pass was measured while other processes kept 3.5 of 4 cores busy; "
+        "it will be measured again in 10 minutes"
     ]
     made.keep(at_once=True)
     assert not made.path.exists()

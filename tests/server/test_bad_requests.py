@@ -242,6 +242,11 @@ def test_null_is_accepted_for_fields_that_are_not_supported(attacked: Served) ->
     assert refused(attacked, messages=[message])["param"] == "messages[0].reasoning_content"
 
 
+def test_a_field_that_is_missing_is_named(attacked: Served) -> None:
+    error = attacked.post(TEXT, b'{"model": "toy"}').error
+    assert (error["message"], error["param"]) == ("prompt is required", "prompt")
+
+
 def test_values_that_a_field_may_have_are_listed(attacked: Served) -> None:
     for fields, words in (
         (

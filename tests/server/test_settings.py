@@ -52,6 +52,7 @@ def test_the_settings_come_from_line_environment_and_file(tmp_path: Path) -> Non
         (["--config", "/nowhere/file.toml"], "cannot be read"),
         (["--temperature", "3"], "from 0 to 2"),
         (["--cadence-ms", "-1"], "cadence_ms"),
+        (["--allow-recipe", "atuo"], "'atuo' is not the name of a recipe; did you mean auto?"),
     ],
 )
 def test_wrong_options_are_one_sentence_before_a_model_is_loaded(
@@ -69,7 +70,11 @@ def test_a_file_that_is_no_settings(tmp_path: Path, capsys: pytest.CaptureFixtur
     from sapwood.cli.main import main
 
     file = tmp_path / "sapwood.toml"
-    for text, words_ in (("port = ", "not TOML"), ("prot = 5", "prot"), ("port = 'x'", "port='x'")):
+    for text, words_ in (
+        ("port = ", "not TOML"),
+        ("prot = 5", "prot"),
+        ("port = 'x'", "port='x' must be a whole number"),
+    ):
         file.write_text(text)
         assert main(["serve", "--config", str(file)]) == 2
         assert words_ in capsys.readouterr().err

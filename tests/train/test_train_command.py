@@ -231,15 +231,15 @@ def test_a_log_tells_how_far_it_is(
     assert all(line.startswith("sapwood: ") for line in lines), lines
     paced = r"[\d,]+ tokens/s, \d+\.\d min left"
     assert any(
-        re.fullmatch(rf"sapwood: texts [\d,]+ of {TOKENS:,}: [\d,]+ tokens, {paced}", line)
+        re.fullmatch(rf"sapwood: training data: [\d,]+ of {TOKENS:,} tokens, {paced}", line)
         for line in lines
     )
-    steps = [line for line in lines if line.startswith("sapwood: steps")]
+    steps = [line for line in lines if " of 20 steps, " in line]
     assert len(steps) == 20
     for number, line in enumerate(steps, 1):
         assert re.fullmatch(
-            rf"sapwood: steps {number} of 20: [\d,]+ tokens, {paced}, loss [\d.]+, "
-            r"right( [\d.]+)+, [\d.]+ tokens per pass, about [\d.]+x expected",
+            rf"sapwood: training: {number} of 20 steps, [\d,]+ tokens, {paced}, loss [\d.]+, "
+            r"agreement( [\d.]+)+, [\d.]+ tokens per pass, about [\d.]+x expected",
             line,
         ), line
 

@@ -113,6 +113,7 @@ def test_places_that_hold_something_else(
         (tmp_path / "file", "is a file"),
         (tmp_path / "file" / "below", "is a file"),
         (place.model, "already holds a config.json of something else"),
+        (Path("/proc/none"), "folder /proc/none cannot be made"),
     ):
         assert said in sentence(capsys, asked(place, "--steps", "1", "--out", str(out), data=fresh))
         assert not fresh.exists()  # refused before anything slow

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sapwood.bench.prompts import BUILT_IN, RandomPrompt
+from sapwood.common.reasons import reason_of
 from sapwood.core.types import BackendInfo
 from sapwood.engine.input_processor import read_chat, read_prompt
 from sapwood.errors import SapwoodError
@@ -121,7 +122,8 @@ def read_line(path: Path, number: int, line: bytes) -> BenchPrompt:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or brackets without end
         raise SapwoodError(
-            f"line {number} of {path} is not JSON: {error}; write one object on each line"
+            f"line {number} of {path} is not JSON ({reason_of(error)}); "
+            "write one object on each line"
         ) from error
     content = read_content(record) if isinstance(record, dict) else None
     if content is None or read_later(record) is None:

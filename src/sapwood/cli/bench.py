@@ -31,7 +31,7 @@ SUITE = (
 LIMIT = "At most so many prompts, spread evenly over the categories. [default: all]"
 IGNORE_EOS = (
     "Decode past the end of the text, so that all runs are equally long; "
-    "what follows is often an easy loop."
+    "what follows the end is often a loop, which is easy to draft."
 )
 NODES = (
     "Give every recipe so many nodes a round, in place of its own controller; "
@@ -48,11 +48,11 @@ CLIENTS = (
 )
 PEERS = (
     "Other engines on the same prompts: hf, hf-pld, hf-assisted, llamacpp, llamacpp-pld, "
-    "llama-server, openvino, vllm, openai:URL; those not installed have a row that says how to."
+    "llama-server, openvino, vllm, openai:URL; a row says how to install what is missing."
 )
 ORACLE = (
-    "Set each recipe against the best trees of its own drafter, by replay; "
-    "greedy, one setting, takes a while."
+    "Compare each recipe with the best trees of its own drafter, by replay; "
+    "at temperature 0 and in one setting only, and slow."
 )
 RUNS = "Append every run to this JSONL file. [default: beside the record, else in the cache]"
 BUSY = 0.5  # load per core from which on a warning is printed
@@ -61,7 +61,8 @@ LINES = 10  # of progress without a terminal
 Recipes = Annotated[str, typer.Option("--recipes", help=RECIPES)]
 Suite = Annotated[str, typer.Option("--suite", help=SUITE)]
 Categories = Annotated[
-    str, typer.Option("--categories", help="Only these, separated by commas. [default: all]")
+    str,
+    typer.Option("--categories", help="Only these categories, separated by commas. [default: all]"),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", help=LIMIT)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help=IGNORE_EOS)]
@@ -72,7 +73,7 @@ Contexts = Annotated[str, typer.Option("--context", help=CONTEXT)]
 Batches = Annotated[str, typer.Option("--batch", help=BATCH)]
 Clients = Annotated[str, typer.Option("--clients", help=CLIENTS)]
 Http = Annotated[
-    bool, typer.Option("--http", help="With --clients: through `sapwood serve` as well.")
+    bool, typer.Option("--http", help="With --clients: measure `sapwood serve` over HTTP too.")
 ]
 Turns = Annotated[
     int | None,
@@ -81,13 +82,13 @@ Turns = Annotated[
 Peers = Annotated[str, typer.Option("--peers", help=PEERS)]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", help="Write a report to look at, one page that needs no network."),
+    typer.Option("--html", help="Write a report as one HTML page that needs no network."),
 ]
 RunsFile = Annotated[Path | None, typer.Option("--runs", help=RUNS)]
 Oracle = Annotated[bool, typer.Option("--oracle", help=ORACLE)]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with an interrupted run: what is written down is kept."),
+    typer.Option("--resume", help="Continue an interrupted run; finished parts are kept."),
 ]
 
 

@@ -21,15 +21,15 @@ OFF = (
     "Fields of a request that turn speculation off in this server, as JSON; "
     '{"speculation": false} in our own.'
 )
-FIELD = "NAME=VALUE, added to every request, such as repeat_penalty=1.0; may be repeated."
+FIELD = "NAME=VALUE, added to every request, such as repeat_penalty=1.0; repeat it for several."
 WITHOUT = (
-    "Checks of a server that are left out, separated by commas, such as seed,top_k: "
-    "for what it does not promise. The report names them."
+    "Checks to leave out, separated by commas, such as seed,top_k, where a server does not "
+    "promise them. The report names them."
 )
 SAMPLES = "Sampled answers to each prompt. [default: 256 of a server, 48 of a recipe]"
 KEY = "Environment variable that holds the server's key."
 MODEL = (
-    "Of a recipe: as elsewhere. Of a server: one that it lists. "
+    "The model of a recipe, as in `sapwood run`; or one that the server lists. "
     "[default: smollm2; the first listed]"
 )
 
@@ -40,22 +40,22 @@ Field = Annotated[list[str] | None, typer.Option("--field", help=FIELD)]
 Without = Annotated[str, typer.Option("--without", help=WITHOUT)]
 Model = Annotated[str, typer.Option("--model", help=MODEL)]
 Samples = Annotated[int | None, typer.Option("--samples", help=SAMPLES)]
-Prompts = Annotated[int, typer.Option("--prompts", help="How many prompts, at most 8.")]
+Prompts = Annotated[int, typer.Option("--prompts", help="Number of prompts, at most 8.")]
 Minutes = Annotated[
     float,
-    typer.Option("--minutes", help="Longest time of all; what is not done by then is left out."),
+    typer.Option("--minutes", help="Time for all checks; those not done by then are left out."),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds of one request.")]
-Workers = Annotated[int, typer.Option("--concurrency", help="Requests under way at once.")]
+Workers = Annotated[int, typer.Option("--concurrency", help="Requests at the same time.")]
 Level = Annotated[
-    float, typer.Option("--level", help="Chance that an honest subject fails, over all tests.")
+    float, typer.Option("--level", help="Chance that something lossless fails, over all tests.")
 ]
 Slack = Annotated[
     float, typer.Option("--slack", help="Logprobs of a server closer than this are a tie.")
 ]
 KeyName = Annotated[str, typer.Option("--key", help=KEY)]
 Toy = Annotated[
-    bool, typer.Option("--toy", help="A recipe: on toy targets alone; no model is loaded.")
+    bool, typer.Option("--toy", help="Test a recipe with toy models only; no model is loaded.")
 ]
 Report_ = Annotated[
     Path | None, typer.Option("--report", help="Write the record to this file as well.")
@@ -85,7 +85,7 @@ def command(
     report_file: Report_ = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Prove or refute that a recipe, or any OpenAI-compatible server, is lossless."""
+    """Test whether a recipe, or any OpenAI-compatible server, is lossless."""
     from sapwood.bench.benchmark import check_place, write
     from sapwood.certify.report import FAIL
     from sapwood.core.part import between

@@ -21,7 +21,7 @@ System = Annotated[
 ]
 Raw = Annotated[
     bool,
-    typer.Option("--raw", help="Print answers as they come; Markdown stays as it is written."),
+    typer.Option("--raw", help="Print answers as plain text, without rendering Markdown."),
 ]
 
 
@@ -46,7 +46,7 @@ def command(
     system: System = None,
     raw: Raw = False,
 ) -> None:
-    """Talk to a model; /help lists the commands, /exit leaves."""
+    """Chat with a model; /help lists the commands, /exit ends the chat."""
     choice = o.choice_of(locals())
     sampling = o.sampling_of(locals())
     from sapwood.cli import render

@@ -5,41 +5,50 @@ from typing import Annotated
 import typer
 
 group = typer.Typer(
-    help="Deploy a server on Kubernetes or Ray Serve.", no_args_is_help=True, rich_markup_mode=None
+    help="Deploy a server on Kubernetes or Ray Serve.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 Model = Annotated[str, typer.Option("--model", help="smollm2, a Hub id, a folder or a .gguf file.")]
-RecipeText = Annotated[str, typer.Option("--recipe", help="Of requests that name none.")]
-Name = Annotated[str, typer.Option("--name", help="Of the Kubernetes objects.")]
+RecipeText = Annotated[str, typer.Option("--recipe", help="Recipe of requests that name none.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the Kubernetes objects.")]
 Image = Annotated[str, typer.Option("--image", help="Built from deploy/Dockerfile.")]
-MinPods = Annotated[int, typer.Option("--min-pods", help="Pods at least.")]
-MaxPods = Annotated[int, typer.Option("--max-pods", help="Pods at most.")]
+MinPods = Annotated[int, typer.Option("--min-pods", help="Fewest pods.")]
+MaxPods = Annotated[int, typer.Option("--max-pods", help="Most pods.")]
 Waiting = Annotated[
-    int, typer.Option("--waiting", help="Requests that wait per pod before another is added.")
+    int, typer.Option("--waiting", help="Waiting requests per pod before another is added.")
 ]
 Cpu = Annotated[str, typer.Option("--cpu", help="Cores of a pod.")]
 Memory = Annotated[str, typer.Option("--memory", help="Memory of a pod.")]
 Gpus = Annotated[int, typer.Option("--gpus", help="GPUs of a pod; a replica for each.")]
-Cache = Annotated[str, typer.Option("--cache", help="Most disk space of a pod's cache.")]
+Cache = Annotated[str, typer.Option("--cache", help="Disk space of a pod's cache.")]
 AsRay = Annotated[
     bool, typer.Option("--ray", help="A RayService instead, for the KubeRay operator.")
 ]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", help="Port to listen on.")]
 ModelName = Annotated[str, typer.Option("--name", help="The model's name in the API.")]
-MinReplicas = Annotated[int, typer.Option("--min-replicas", help="Replicas at least.")]
-MaxReplicas = Annotated[int, typer.Option("--max-replicas", help="Replicas at most.")]
+MinReplicas = Annotated[int, typer.Option("--min-replicas", help="Fewest replicas.")]
+MaxReplicas = Annotated[int, typer.Option("--max-replicas", help="Most replicas.")]
 Ongoing = Annotated[
-    int, typer.Option("--ongoing", help="Requests under way that a replica should have.")
+    int, typer.Option("--ongoing", help="Requests that a replica should have at a time.")
 ]
 Cpus = Annotated[float, typer.Option("--cpus", help="Cores of a replica.")]
 RayGpus = Annotated[float, typer.Option("--gpus", help="GPUs of a replica.")]
 UpSeconds = Annotated[
-    float, typer.Option("--up-seconds", help="Of much load before a replica is added.")
+    float, typer.Option("--up-seconds", help="Seconds of high load before a replica is added.")
 ]
 DownSeconds = Annotated[
-    float, typer.Option("--down-seconds", help="Of little load before a replica is removed.")
+    float, typer.Option("--down-seconds", help="Seconds of low load before a replica is removed.")
 ]
+
+
+@group.callback()
+def root(context: typer.Context) -> None:
+    """Deploy a server on Kubernetes or Ray Serve."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @group.command("kubernetes")

@@ -14,21 +14,19 @@ if TYPE_CHECKING:
 
 DraftModelName = Annotated[
     str | None,
-    typer.Option(
-        "--model", help="A draft model with the target's vocabulary. [default: lookup alone]"
-    ),
+    typer.Option("--model", help="A draft model with the target's vocabulary. [default: none]"),
 ]
 DrafterName = Annotated[
     str | None,
     typer.Option("--drafter", help="A drafter that reads text alone. [default: suffix]"),
 ]
 PolicyName = Annotated[
-    str, typer.Option("--policy", help="Grows the trees, within the size that a client asks for.")
+    str, typer.Option("--policy", help="A policy for the trees; clients ask for their size.")
 ]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-Port = Annotated[int, typer.Option("--port", help="0 takes a free one.")]
+Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.")]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen beyond this machine without a key.")
+    bool, typer.Option("--insecure", help="Let other machines connect without a key.")
 ]
 
 
@@ -44,9 +42,9 @@ def command(
     dtype: o.Dtype = None,
     threads: o.Threads = None,
 ) -> None:
-    """Draft trees for decoders elsewhere, which name this server as remote(url='tcp://...').
+    """Run a drafter for sapwood on other machines: remote(url='tcp://HOST:PORT') there.
 
-    SAPWOOD_KEY is the key that opens the server, here and on the client.
+    SAPWOOD_KEY is the key, set to the same value here and on the client.
     """
     from sapwood.cli import render
 

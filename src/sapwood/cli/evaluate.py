@@ -39,7 +39,7 @@ def command(
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Replay the model's answers with this head, and report tokens per pass by tree size."""
+    """Measure a trained head: tokens per pass, by the size of its trees."""
     from sapwood.bench.suites import gather
     from sapwood.core.part import at_least
 

@@ -16,7 +16,7 @@ DIALECT = "eagle (EAGLE, SGLang, SpecForge) or speculators (vLLM)."
 PUBLISHED = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # names on the Hub
 
 Source = Annotated[
-    Path, typer.Argument(help="The folder of an EAGLE-3 head, ours or in one of the dialects.")
+    Path, typer.Argument(help="The folder of an EAGLE-3 head, of sapwood or another trainer.")
 ]
 Dialect = Annotated[str, typer.Option("--dialect", help=DIALECT)]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
@@ -29,7 +29,7 @@ def command(
     model: o.Name = "smollm2",
     as_json: o.AsJson = False,
 ) -> None:
-    """Write a trained head in a dialect that other engines load, and check what was written."""
+    """Write a trained head in the format of another engine, and check it."""
     if out.resolve() == source.resolve():
         raise SapwoodError(f"--out {out} is the head itself; name another folder")
     facts = facts_of(model)

@@ -8,7 +8,7 @@ from sapwood.cli import options as o
 
 
 def command(as_json: o.AsJson = False) -> None:
-    """List the models that are here, with their sizes and trained heads."""
+    """List the models on this machine, with their sizes and trained heads."""
     from sapwood.backends.torch.resolve_model import BUILT_IN, WHEEL, WHEEL_FILE
     from sapwood.common.cache_entries import spell_size
     from sapwood.common.local_models import local_models

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sapwood import __version__
+from sapwood.common.disk_errors import disk_error
 from sapwood.common.extras import needed_by
 from sapwood.common.suggest import suggestion
 from sapwood.errors import SapwoodError
@@ -38,6 +39,13 @@ VERBS = (
 HIDDEN = ("replica",)  # commands that other commands start
 # commands with an extra of their own; for others the missing package decides
 EXTRAS = {"train": "train"}
+# what an option takes, by the parser's name of the mistake
+KINDS = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+}
 WIDTH = 100  # columns of help, on a terminal that has them
 
 app = typer.Typer(
@@ -49,7 +57,7 @@ app = typer.Typer(
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and leave."""
+    """Print the version and exit."""
     if asked:
         typer.echo(f"sapwood {__version__}")
         raise typer.Exit
@@ -58,7 +66,7 @@ def show_version(asked: bool) -> None:
 Version = Annotated[
     bool,
     typer.Option(
-        "--version", callback=show_version, is_eager=True, help="Print the version and leave."
+        "--version", callback=show_version, is_eager=True, help="Print the version and exit."
     ),
 ]
 
@@ -111,11 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 141
     except OSError as error:
-        silence_stdout()
-        return fail(
-            f"the system refused to read or write ({error}); make room, or use another place"
-        )
+        return refused(error)
     except Exception as error:
+        if (of_disk := disk_error(error)) is not None:
+            return refused(of_disk)
         if hasattr(error, "format_message"):
             return fail(usage(error))
         # torch has its own error of this name
@@ -124,14 +131,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
+def refused(error: OSError) -> int:
+    """Print what the system refused; return the exit code."""
+    silence_stdout()
+    return fail(f"the system refused to read or write ({error}); make room, or use another place")
+
+
 def usage(error: Any) -> str:
     """The option parser's message, with the value or the option meant, which it leaves out."""
     path = error.ctx.command_path if getattr(error, "ctx", None) else "sapwood"
     more = f"see `{path} --help`"
     if option := getattr(error, "option_name", None):
         return f"no such option {option}; {suggestion(option, error.possibilities or (), more)}"
-    inputs = [item["input"] for item in getattr(error.__cause__, "errors", list)()]
-    value = f", not {inputs[0]!r}" if inputs else ""
+    wrong = next(iter(getattr(error.__cause__, "errors", list)()), None)
+    if wrong is not None and wrong.get("type") in KINDS:
+        name = getattr(error, "param_hint", None) or error.param.opts[0]
+        return f"{name} must be {KINDS[wrong['type']]}, not {wrong['input']!r}; {more}"
+    value = "" if wrong is None else f", not {wrong['input']!r}"
     message, _, meant = error.format_message().partition(" Did you mean ")
     if meant:
         more = f"did you mean {meant}"

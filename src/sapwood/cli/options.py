@@ -38,25 +38,41 @@ Temperature = Annotated[
     float | None, typer.Option("--temperature", help="0 takes the best token. [default: 0]")
 ]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", help="Keep the likeliest tokens that hold this mass.")
+    float | None,
+    typer.Option(
+        "--top-p", help="Draw from the likeliest tokens that have this probability together."
+    ),
 ]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many tokens.")]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", help="Draw from this many of the likeliest tokens. [default: all]"),
+]
 MinP = Annotated[
-    float | None, typer.Option("--min-p", help="Keep tokens this likely against the best one.")
+    float | None,
+    typer.Option(
+        "--min-p", help="Draw from tokens at least this likely, relative to the best one."
+    ),
 ]
 RepetitionPenalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", help="Of tokens seen before; 1 is none.")
+    float | None,
+    typer.Option(
+        "--repetition-penalty", help="Make tokens that occurred less likely; 1 turns it off."
+    ),
 ]
 FrequencyPenalty = Annotated[
-    float | None, typer.Option("--frequency-penalty", help="Per earlier occurrence of a token.")
+    float | None,
+    typer.Option(
+        "--frequency-penalty", help="Taken from a token's logit for every time it occurred."
+    ),
 ]
 PresencePenalty = Annotated[
-    float | None, typer.Option("--presence-penalty", help="Once for a token that occurred.")
+    float | None,
+    typer.Option("--presence-penalty", help="Taken from the logit of a token that occurred."),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="End before this text; may be given again.")
+    list[str] | None, typer.Option("--stop", help="End before this text; repeat it for several.")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of the sampling. [default: 0]")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the sampling. [default: 0]")]
 
 BackendName = Annotated[
     str | None,
@@ -65,7 +81,8 @@ BackendName = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, ... [default: a GPU where there is one]")
+    str | None,
+    typer.Option("--device", help="cpu, cuda or cuda:N. [default: a GPU if there is one]"),
 ]
 Dtype = Annotated[
     str | None,
@@ -82,9 +99,9 @@ Lora = Annotated[
     str | None, typer.Option("--lora", help="Folder of a LoRA adapter in PEFT's format.")
 ]
 Raw = Annotated[
-    bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
+    bool, typer.Option("--raw", help="Continue the prompt itself, without the chat template.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print a record as the last line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, on one line.")]
 
 
 SAMPLING = (

@@ -10,10 +10,13 @@ from sapwood.cli import options as o
 if TYPE_CHECKING:
     from sapwood.llm import LLM
 
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and contexts, in a few seconds.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Measure fewer sizes and contexts, in a few seconds.")
+]
 
 Keep = Annotated[
-    bool, typer.Option("--keep", help="Keep the result even if the machine was busy meanwhile.")
+    bool,
+    typer.Option("--keep", help="Keep the result even if other programs kept the machine busy."),
 ]
 
 
@@ -27,7 +30,7 @@ def command(
     keep: Keep = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Measure the seconds of a pass by nodes and context, and keep them for the controllers."""
+    """Measure how long a pass takes, by nodes and context; recipes size their trees by it."""
     from sapwood.cli import render
 
     with render.progress() as progress:

@@ -44,16 +44,16 @@ class ProgressBars:
             if pace.left is None
             else f", {pace.left / 60:.1f} min left"
             if pace.left
-            else ", the last ones"
+            else ", finishing the last answers"
         )
         if pace.note:
             self.say(pace.note)
         doing = (
-            f"{pace.asked:,} tokens of questions"
+            f"writing questions, {pace.asked:,} tokens"
             if pace.asked
             else f"{pace.rate:,.0f} tokens/s{left}"
         )
-        self._show("texts", pace.done, pace.goal, f"{pace.done:,} tokens, {doing}")
+        self._show("training data", "tokens", pace.done, pace.goal, doing)
 
     def steps(self, notes: Any) -> None:
         """Show a new point of the curve."""
@@ -64,18 +64,20 @@ class ProgressBars:
         if notes.plan:
             left = f", {(notes.plan - notes.step) * point.seconds / notes.step / 60:.1f} min left"
         self._show(
+            "training",
             "steps",
             notes.step,
             notes.plan,
             f"{point.tokens:,} tokens, {rate:,.0f} tokens/s{left}, "
-            f"loss {point.loss:.3f}, right {shares}{expected_speedup(point.agreement)}",
+            f"loss {point.loss:.3f}, agreement {shares}{expected_speedup(point.agreement)}",
         )
 
-    def _show(self, stage: str, done: float, goal: float | None, pace: str) -> None:
+    def _show(self, stage: str, unit: str, done: float, goal: float | None, pace: str) -> None:
+        share = f"{done:,.0f} of {goal:,.0f}" if goal else f"{done:,.0f}"
+        pace = f"{share} {unit}, {pace}"
         if not self.console.is_terminal:
             if time.monotonic() - self.last >= EVERY_S:
-                share = f"{done:,.0f} of {goal:,.0f}" if goal else f"{done:,.0f}"
-                self._line(f"{stage} {share}: {pace}")
+                self._line(f"{stage}: {pace}")
             return
         if stage not in self.tasks:
             self.tasks[stage] = self.progress.add_task(stage, total=goal, pace="")

@@ -23,16 +23,19 @@ def command(model: ModelName) -> None:
     from sapwood.errors import SapwoodError
 
     check(model, None, None)
+    place: Path
     if is_hub_id(model):
-        folder = download(model, render.print_dim, bars=True)
-    elif find_gguf(model) is not None:
+        place = Path(download(model, render.print_dim, bars=True))
+    elif (file := find_gguf(model)) is not None:
         from sapwood.backends.torch.load import load_any
 
         with render.progress() as progress:
-            folder = load_any(model, progress=progress)[1]
+            place = load_any(model, progress=progress)[1]
+        if not weight_bytes(place):  # the file is read as it is
+            place = file
     else:
-        folder = find_folder(model, render.print_dim)
-    size = weight_bytes(Path(folder))
+        place = Path(find_folder(model, render.print_dim))
+    size = place.stat().st_size if place.is_file() else weight_bytes(place)
     if not size:
         raise SapwoodError(f"{model} has no safetensors or GGUF weights; use another model")
-    typer.echo(f"{model} is here: {spell_size(size)} in {folder}")
+    typer.echo(f"{model} is here: {spell_size(size)} in {place}")

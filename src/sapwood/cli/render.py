@@ -82,7 +82,7 @@ def note(stats: Stats, title: str) -> str:
         "other": stats.other_s,
     }
     facts = [
-        f"{stats.tokens} tokens in {stats.passes} passes",
+        f"{counted(stats.tokens, 'token')} in {counted(stats.passes, 'pass', 'passes')}",
         f"{stats.tokens_per_pass:.2f} tokens per pass",
         f"{stats.tokens_per_second:.1f} tokens/s",
         ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items()),
@@ -91,6 +91,11 @@ def note(stats: Stats, title: str) -> str:
     if stats.speedup is not None:
         facts.insert(2, f"{stats.speedup:.2f}x plain decoding")
     return " · ".join(facts)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun, in the singular or the plural."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def brief(stats: Stats) -> str:

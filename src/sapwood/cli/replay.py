@@ -24,7 +24,7 @@ CURVE = (
 NODES = "The recorded recipe with so many nodes every round; several by commas."
 NO_MODEL = (
     "Load no model: drafters with trained weights are left out, "
-    "and those that learn from rejected nodes are near."
+    "and those that learn from rejected nodes are computed approximately."
 )
 SEARCH = "Replay a grid of drafters, policies and budgets, and name the fastest."
 DRAFTERS = (
@@ -36,14 +36,14 @@ Recipes = Annotated[str, typer.Option("--recipes", help=RECIPES)]
 Nodes = Annotated[str, typer.Option("--nodes", help=NODES)]
 Curve = Annotated[str, typer.Option("--curve", help=CURVE)]
 Oracle = Annotated[
-    bool, typer.Option("--oracle/--no-oracle", help="Rows of the best possible trees.")
+    bool, typer.Option("--oracle/--no-oracle", help="Compare with the best possible trees.")
 ]
 Search = Annotated[bool, typer.Option("--search", help=SEARCH)]
 Drafters = Annotated[str, typer.Option("--drafters", help=DRAFTERS)]
 NoModel = Annotated[bool, typer.Option("--no-model", help=NO_MODEL)]
 Name = Annotated[
     str,
-    typer.Option("--model", help="The model that was recorded, where it has another name here."),
+    typer.Option("--model", help="The recorded model, if it has another name on this machine."),
 ]
 
 
@@ -63,7 +63,7 @@ def command(
     model: Name = "",
     as_json: o.AsJson = False,
 ) -> int:
-    """Predict what another recipe, budget or machine would have made of a recorded text."""
+    """Compute how another recipe, budget or machine would have done on a recorded run."""
     from sapwood.bench.recipe_set import split
     from sapwood.cli import render
     from sapwood.trace.read import read

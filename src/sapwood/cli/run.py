@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from sapwood.engine.outputs import Completion, Step
     from sapwood.llm import LLM
 
-Prompt = Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")]
+Prompt = Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")]
 Trace = Annotated[
     Path | None,
     typer.Option("--trace", help="Record every round in this file, for `sapwood trace`."),
 ]
 Live = Annotated[
-    bool, typer.Option("--live", help="Watch the token tree of every round (on a terminal).")
+    bool, typer.Option("--live", help="Show the token tree of every round (on a terminal).")
 ]
 
 
@@ -56,7 +56,7 @@ def command(
     trace: Trace = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Answer one prompt and report what speculation did."""
+    """Answer one prompt and report speed and tokens per pass."""
     choice = o.choice_of(locals())
     sampling = o.sampling_of(locals())
     answer(choice, read(prompt), sampling, raw=raw, live=live, trace=trace, as_json=as_json)
@@ -125,9 +125,18 @@ def shown(steps: "Iterator[Step]", llm: "LLM", *, live: bool) -> "Iterator[Step]
     if live and console.is_terminal:
         yield from render.watched(steps, llm.text, console)
     else:
-        for step in steps:
-            render.write(console, step)
-            yield step
+        try:
+            for step in steps:
+                render.write(console, step)
+                yield step
+        except KeyboardInterrupt:  # what follows begins a line
+            end_line()
+            raise
+    end_line()
+
+
+def end_line() -> None:
+    """End the line of an answer."""
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -26,7 +26,7 @@ Model = Annotated[
     ),
 ]
 RecipeText = Annotated[
-    str | None, typer.Option("--recipe", help="Of requests that name none. [default: auto]")
+    str | None, typer.Option("--recipe", help="Recipe of requests that name none. [default: auto]")
 ]
 Name = Annotated[
     str | None, typer.Option("--name", help="The model's name in the API. [default: as loaded]")
@@ -34,48 +34,58 @@ Name = Annotated[
 Host = Annotated[
     str | None, typer.Option("--host", help="Address to listen on. [default: 127.0.0.1]")
 ]
-Port = Annotated[int | None, typer.Option("--port", help="0 takes a free one. [default: 8000]")]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", help="Port to listen on; 0 takes a free one. [default: 8000]"),
+]
 Key = Annotated[
     list[str] | None,
-    typer.Option("--key", help="A key that opens the server; SAPWOOD_KEY hides it from `ps`."),
+    typer.Option("--key", help="API key of clients; as SAPWOOD_KEY, `ps` does not show it."),
 ]
-Keys = Annotated[str | None, typer.Option("--keys", help="A file with one key per line.")]
+Keys = Annotated[str | None, typer.Option("--keys", help="A file with one API key per line.")]
 Config = Annotated[
     str | None,
     typer.Option("--config", help="A TOML file with these options and a [limits] table."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Listen beyond this machine without a key.")
+    bool, typer.Option("--insecure", help="Let other machines connect without a key.")
 ]
 AllowHost = Annotated[
-    list[str] | None, typer.Option("--allow-host", help="A further name of this server.")
+    list[str] | None,
+    typer.Option("--allow-host", help="Accept this Host header too; repeat it for several."),
 ]
 Origin = Annotated[
-    list[str] | None, typer.Option("--origin", help="A page's origin that may call, for browsers.")
+    list[str] | None, typer.Option("--origin", help="Accept browser pages of this origin (CORS).")
 ]
 Allow = Annotated[
     list[str] | None,
-    typer.Option("--allow-recipe", help="That requests may name. [default: all that can run]"),
+    typer.Option(
+        "--allow-recipe", help="A recipe that requests may name. [default: all that can run]"
+    ),
 ]
 Heat = Annotated[
-    float | None, typer.Option("--temperature", help="Of requests that name none. [default: 1]")
+    float | None,
+    typer.Option("--temperature", help="Temperature of requests that name none. [default: 1]"),
 ]
 Cadence = Annotated[
     float | None,
-    typer.Option("--cadence-ms", help="Stream events at this pace. [default: at once]"),
+    typer.Option("--cadence-ms", help="Milliseconds between events of a stream. [default: none]"),
 ]
 Drain = Annotated[
     float | None,
-    typer.Option("--drain-seconds", help="For what is under way at the end. [default: 30]"),
+    typer.Option(
+        "--drain-seconds", help="Time for running requests to end at shutdown. [default: 30]"
+    ),
 ]
 SloMs = Annotated[
-    float | None, typer.Option("--slo-ms", help="A pass should take no longer. [default: no limit]")
+    float | None,
+    typer.Option("--slo-ms", help="Milliseconds that a pass may take. [default: no limit]"),
 ]
 Together = Annotated[
-    int | None, typer.Option("--together", help="Requests that may share a pass. [default: 64]")
+    int | None, typer.Option("--together", help="Most requests in one pass. [default: 64]")
 ]
 Memory = Annotated[
-    int | None, typer.Option("--memory", help="Tokens of all texts under way together.")
+    int | None, typer.Option("--memory", help="Size of the KV cache in tokens, for all requests.")
 ]
 Traces = Annotated[
     bool,
@@ -83,19 +93,23 @@ Traces = Annotated[
 ]
 ModelsMemory = Annotated[
     float | None,
-    typer.Option("--models-memory", help="GiB that several models may take. [default: no limit]"),
+    typer.Option(
+        "--models-memory", help="GiB for several models; the least used leaves. [default: no limit]"
+    ),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option("--replicas", help="Servers behind one front that loses no stream. [default: 1]"),
+    typer.Option(
+        "--replicas", help="Servers behind one address; see docs/replicas.md. [default: 1]"
+    ),
 ]
 Lora = Annotated[
     list[str] | None,
-    typer.Option("--lora", help="NAME=FOLDER: the model with an adapter, as a model NAME."),
+    typer.Option("--lora", help="NAME=FOLDER: serve the model with this adapter as NAME."),
 ]
 Limit = Annotated[
     list[str] | None,
-    typer.Option("--limit", help="NAME=VALUE, such as body=1000000; see the docs."),
+    typer.Option("--limit", help="Change a limit: NAME=VALUE, such as body=1000000."),
 ]
 
 TensorParallel = Annotated[
@@ -136,7 +150,7 @@ def command(
 ) -> None:
     """Serve a model to OpenAI, Anthropic and Ollama clients, with a playground at /.
 
-    Every option may stand in the file or as SAPWOOD_*.
+    Options can also be set in the --config file, or as SAPWOOD_PORT=8000 and so on.
     """
     given = dict(locals())
     given |= {"limits": limits_of(given.pop("limit")), "insecure": insecure or None}
@@ -175,9 +189,11 @@ def run(given: dict[str, object], config: str | None, replica: int | None = None
     extra = "serve-llamacpp" if choice.backend == "llamacpp" else "serve"
     with needed_by("`sapwood serve`", extra):
         from sapwood.server.app import ApiRoutes
+        from sapwood.server.openai.request_builder import check_recipes
         from sapwood.server.server import check_port, serve
 
     check_port(settings)
+    check_recipes(name for name in settings.recipes if name != "all")
     if settings.traces:  # before the model is loaded, which takes long
         with needed_by("`sapwood serve --traces`", "otel"):
             import sapwood.server.tracing  # noqa: F401

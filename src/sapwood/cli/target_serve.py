@@ -7,9 +7,9 @@ import typer
 from sapwood.cli import options as o
 from sapwood.cli.draft_serve import Host, Insecure, listen
 
-TargetPort = Annotated[int, typer.Option("--port", help="0 takes a free one.")]
+TargetPort = Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.")]
 Memory = Annotated[
-    int | None, typer.Option("--memory", help="Tokens of all texts under way together.")
+    int | None, typer.Option("--memory", help="Size of the KV cache in tokens, for all requests.")
 ]
 
 
@@ -24,7 +24,7 @@ def command(
     dtype: o.Dtype = None,
     threads: o.Threads = None,
 ) -> None:
-    """Run a model for decoders elsewhere, which name it as --model tcp://HOST:PORT.
+    """Run a model for sapwood on other machines: --model tcp://HOST:PORT there.
 
     Passes of several clients are merged. SAPWOOD_KEY is the key that opens the server.
     """

@@ -22,7 +22,8 @@ Kinds = Annotated[
     ),
 ]
 Minutes = Annotated[
-    float, typer.Option("--minutes", help="Time for everything, making data included.")
+    float,
+    typer.Option("--minutes", help="Time for everything, writing the training data included."),
 ]
 Steps = Annotated[
     int | None, typer.Option("--steps", help="Train exactly so many steps, however long they take.")
@@ -32,16 +33,20 @@ Prompts = Annotated[
     typer.Option("--prompts", help="JSONL of prompts or chat messages for the model to answer."),
 ]
 Tokens = Annotated[
-    int | None, typer.Option("--tokens", help="Answer tokens to learn from. [default: by time]")
+    int | None,
+    typer.Option("--tokens", help="Tokens to write as training data. [default: by time]"),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of the texts, made or continued. [default: cache]"),
+    typer.Option("--data", help="Folder of the training data. [default: in the cache]"),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="Folder of the drafter. [default: where recipes look]")
+    Path | None,
+    typer.Option("--out", help="Folder of the result. [default: where recipes look for it]"),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the data, the order and the first weights.")]
+Seed = Annotated[
+    int, typer.Option("--seed", help="Seed of the data, its order and the initial weights.")
+]
 
 
 def command(
@@ -59,7 +64,7 @@ def command(
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Let the model write, and train on what it wrote; stopped, the same command goes on."""
+    """Train a drafter on text that the model writes; run again, an interrupted run goes on."""
     check(minutes, steps, tokens, prompts)
     from sapwood.cli.progress import ProgressBars
     from sapwood.train import job as drafters

@@ -59,7 +59,8 @@ class Sampling:
             kind = "whole number" if isinstance(low, int) else "number"
             right = int if kind == "whole number" else int | float
             if isinstance(value, bool) or not isinstance(value, right) or not low <= value <= high:
-                raise SapwoodError(f"{name}={value!r} must be a {kind} from {low:g} to {high:g}")
+                bounds = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
+                raise SapwoodError(f"{name}={value!r} must be a {kind} {bounds}")
         if self.top_p == 0:
             raise SapwoodError("top_p=0 keeps no token; use temperature=0 for the best token")
 

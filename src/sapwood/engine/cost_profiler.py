@@ -101,8 +101,10 @@ class CostProfile:
         if disturbance is not None and not WARNED:
             WARNED.append(disturbance)
             LOG.warning(
-                "sapwood: the cost of passes is measured, but kept for minutes only: %s",
+                "sapwood: the cost of a pass was measured while %s; it will be measured again in "
+                "%d minutes",
                 disturbance,
+                BUSY_S // 60,
             )
 
     def widen(self, target: Backend, progress: Progress) -> None:

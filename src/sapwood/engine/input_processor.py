@@ -15,6 +15,7 @@ from sapwood.structured_output.grammar_matcher import GrammarRules
 from sapwood.tokenizer.tokenizer import Tokenizer, check_unicode
 
 WHOLE = ("top_k", "max_tokens", "min_tokens", "seed", "logprobs")  # options that count something
+PROMPT = "the prompt"  # as errors about it name it
 KNOWN = tuple(option.name for option in dataclasses.fields(Sampling))
 
 
@@ -94,7 +95,8 @@ def read_prediction(prediction: Any, text: Tokenizer | None) -> Sequence[int]:
 def check_ids(tokens: Any, name: str, info: BackendInfo) -> None:
     """Refuse what is not a collection of tokens of the model's vocabulary."""
     if not isinstance(tokens, Sequence | Mapping) or isinstance(tokens, str | bytes):
-        raise SapwoodError(f"{name}={tokens!r} must hold token ids")
+        text = "a text or " if name == PROMPT else ""
+        raise SapwoodError(f"{name} is {tokens!r} and must be {text}a list of token ids")
     for token in tokens:
         if not is_whole(token) or not 0 <= token < info.vocab:
             raise SapwoodError(
@@ -114,7 +116,7 @@ def read_prompt(
     A text becomes one user turn when the model has a chat template, unless `raw`.
     """
     if not isinstance(prompt, str):
-        check_ids(prompt, "the prompt", info)
+        check_ids(prompt, PROMPT, info)
         return fitting(list(prompt), info)
     if text is None:
         raise SapwoodError(

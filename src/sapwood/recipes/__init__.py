@@ -67,13 +67,27 @@ def resolve(
     recipe: str | Recipe, *, estimator: str | None = None, **overrides: str | None
 ) -> Recipe:
     """The recipe of this name or spelling, with single parts replaced."""
+    for family, text in overrides.items():
+        check_is_part(family, text)
     if isinstance(recipe, str):
         made = parse(named(recipe), **overrides)
+    elif not isinstance(recipe, Recipe):
+        raise SapwoodError(f"recipe={recipe!r} must be a name, a spelling or a Recipe")
     else:
         made = dataclasses.replace(recipe, **parts(overrides))  # type: ignore[arg-type]
     if estimator is not None:
         made = dataclasses.replace(made, policy=valued(made.policy, estimator))
     return made
+
+
+def check_is_part(family: str, text: str | None) -> None:
+    """Refuse the name of a recipe where a part of it is asked for."""
+    word = (text or "").partition("(")[0].strip()
+    if word in RECIPES and word not in registry.names(family):
+        raise SapwoodError(
+            f"{word!r} is a recipe, not a {family}; name it as the recipe, or spell a {family}"
+            f" such as {registry.names(family)[0]}"
+        )
 
 
 def parts(overrides: dict[str, str | None]) -> dict[str, Part]:

@@ -17,6 +17,14 @@ LIMIT = "LIMIT_"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FALSE = ("0", "false", "no", "off", "")
 TRUE = ("1", "true", "yes", "on")
+# values of a setting, by the type of its default
+KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a list",
+}
 SHORTEST_KEY = 8  # characters
 MOST_REPLICAS = 64
 # options that may be repeated, and their fields
@@ -201,7 +209,7 @@ def typed(name: str, value: Any) -> Any:
             return tuple(string_list(value))
         return type(default)(value)
     except (TypeError, ValueError) as error:
-        raise SapwoodError(f"{name}={value!r} must be a {type(default).__name__}") from error
+        raise SapwoodError(f"{name}={value!r} must be {KINDS[type(default)]}") from error
 
 
 def boolean(value: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sapwood.common.reasons import reason_of
 from sapwood.errors import SapwoodError
 from sapwood.trace.rounds import VERSION, Trace, TracedEnd, TracedPrompt, TracedRound, TraceHeader
 
@@ -23,7 +24,7 @@ def read(path: Path) -> Trace:
             if last and found is not None and not line.endswith("\n"):
                 break
             raise SapwoodError(
-                f"line {number} of {path} is no line of a trace ({reason(error)}); {WAY_OUT}"
+                f"line {number} of {path} is no line of a trace ({reason_of(error)}); {WAY_OUT}"
             ) from error
     if found is None or not found.asked:
         raise SapwoodError(f"{path} holds no rounds; {WAY_OUT}")
@@ -41,7 +42,7 @@ def lines(path: Path) -> Iterator[tuple[int, str, bool]]:
             whole = file.readlines()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise SapwoodError(
-            f"{path} cannot be read as a trace ({reason(error)}); {WAY_OUT}"
+            f"{path} cannot be read as a trace ({reason_of(error)}); {WAY_OUT}"
         ) from error
     for number, line in enumerate(whole, 1):
         if line.strip():
@@ -67,9 +68,3 @@ def take(found: Trace | None, line: dict[str, Any]) -> Trace:
     else:
         raise ValueError(f"kind {kind!r} is not known")
     return found
-
-
-def reason(error: Exception) -> str:
-    """An error in a few words."""
-    message = f"{error!r} is missing" if isinstance(error, KeyError) else str(error)
-    return " ".join(message.split()) or type(error).__name__

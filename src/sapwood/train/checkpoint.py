@@ -26,6 +26,23 @@ def check_homes(folders: Sequence[Path]) -> None:
                 f"{nearest} is a file and holds no trained drafter; give a folder as --out"
             )
         check_place(folder)
+        try_place(folder)
+
+
+def try_place(folder: Path) -> None:
+    """Raise if a folder cannot be made and written; a folder made to try it is removed."""
+    missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SapwoodError(
+            f"folder {folder} cannot be made ({error.strerror}); give another as --out"
+        ) from error
+    writable = os.access(folder, os.W_OK | os.X_OK)
+    for place in missing:  # the deepest first
+        place.rmdir()
+    if not writable:
+        raise SapwoodError(f"folder {folder} cannot be written; give another as --out")
 
 
 def save(path: Path, head: nn.Module, optimizers: list[Optimizer], notes: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from sapwood.errors import SapwoodError
 from sapwood.spec_parser import read
 from sapwood.tokenizer.tokenizer import Tokenizer
 from sapwood.train import job, prompts
+from sapwood.train.checkpoint import try_place
 from sapwood.train.corpus import SETTINGS, Corpus
 from sapwood.train.fit_mlp import FitReport, FitResult
 from sapwood.train.job import JobObserver, TrainJob
@@ -95,6 +96,7 @@ def check_homes(homes: Sequence[Path]) -> None:
             raise SapwoodError(
                 f"{home} already holds a {CONFIG} of something else; give another folder as --out"
             )
+        try_place(home)
 
 
 def recordings(asked: TrainJob) -> Path:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sapwood.common.reasons import reason_of
 from sapwood.core.rng import path_key, uniforms
 from sapwood.errors import SapwoodError
 from sapwood.tokenizer.chat_template import render
@@ -193,7 +194,7 @@ def lines(path: Path) -> Iterator[tuple[int, list[dict[str, str]]]]:
 def reason(error: Exception) -> str:
     """The error of a line as text."""
     return (
-        f"is not JSON ({error})"
+        f"is not JSON ({reason_of(error)})"
         if isinstance(error, json.JSONDecodeError | RecursionError)
         else str(error)
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from sapwood.backends.torch.silence import quiet
 from sapwood.common.cache_dir import cache_folder
+from sapwood.common.disk_errors import as_os_errors
 from sapwood.common.gguf_header import read_header
 from sapwood.errors import SapwoodError
 
@@ -49,11 +50,12 @@ def prepared(path: Path, progress: Progress, complete: Complete, make: Write) ->
         progress(f"{'converting' if complete is whole else 'reading'} {path.name}, once")
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with quiet():
+            with quiet(), as_os_errors():
                 convert(path, folder, progress, complete, make)
         except OSError as error:
             raise SapwoodError(
-                f"cannot keep the converted model in {folder.parent} ({error}); set SAPWOOD_CACHE"
+                f"cannot write to {folder.parent} ({error.strerror}); make room there, or set "
+                "SAPWOOD_CACHE to another folder"
             ) from error
     return folder
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from sapwood.backends.torch.gguf import CONFIG, fingerprint
 from sapwood.backends.torch.weights import ADAPTER, INDEX, TensorFiles, contents, find_weights
 from sapwood.common.cache_dir import cache_folder
+from sapwood.common.disk_errors import as_os_errors
 from sapwood.errors import SapwoodError
 
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
@@ -173,10 +174,12 @@ def merged_folder(base: Path, adapter: Path, progress: Callable[[str], None]) ->
     progress(f"merging {adapter.name} into the weights, once")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(folder, lambda work: write(base, weights, factors, work))
+        with as_os_errors():
+            write_whole(folder, lambda work: write(base, weights, factors, work))
     except OSError as error:
         raise SapwoodError(
-            f"cannot keep the merged model in {folder.parent} ({error}); set SAPWOOD_CACHE"
+            f"cannot write to {folder.parent} ({error.strerror}); make room there, or set "
+            "SAPWOOD_CACHE to another folder"
         ) from error
     return folder
 

@@ -128,6 +128,7 @@ def invalid(message: str, kind: type[msgspec.Struct], content: bytes) -> ApiErro
     missing = MISSING.search(message)
     if missing:
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return ApiError(400, f"{param} is required", param, "invalid_value")
     if param is not None and param.removesuffix("[...]") == "logit_bias":
         param = bias_path(content)
     sentence = f"{LOCATION.sub('', message)} in {param or 'the body'}"

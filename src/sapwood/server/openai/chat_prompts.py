@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from sapwood.core.types import BackendInfo
-from sapwood.engine.input_processor import check_ids, check_text, fitting
+from sapwood.engine.input_processor import PROMPT, check_ids, check_text, fitting
 from sapwood.errors import SapwoodError
 from sapwood.server.errors import ApiError
 from sapwood.server.openai.model_formats import OutputSyntax, syntax_of
@@ -35,7 +35,7 @@ class ChatPrompts:
     def raw(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Tokens of a text to continue, or of token ids."""
         if not isinstance(prompt, str):
-            check_ids(prompt, "the prompt", self.info)
+            check_ids(prompt, PROMPT, self.info)
             return tuple(fitting(list(prompt), self.info))
         check_text(prompt)
         self.check_length(prompt)

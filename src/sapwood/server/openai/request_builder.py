@@ -2,9 +2,10 @@
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sapwood.common.suggest import suggestion
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Guarantee
 from sapwood.engine.input_processor import check_options
@@ -89,6 +90,14 @@ class ParsedRequest:
         )
 
 
+def check_recipes(names: Iterable[str]) -> None:
+    """Refuse a name for requests that is no named recipe's."""
+    for name in names:
+        if name not in RECIPES:
+            end = suggestion(name, RECIPES, "`sapwood methods` lists them")
+            raise SapwoodError(f"--allow-recipe {name!r} is not the name of a recipe; {end}")
+
+
 class RequestBuilder:
     """Parses the requests of one model."""
 
@@ -103,11 +112,7 @@ class RequestBuilder:
         self.guarantee = llm.recipe.guarantee
         ready = [entry.name for entry in RECIPES.values() if is_trained(entry, self.info)]
         named = list(RECIPES) if "all" in settings.recipes else list(settings.recipes) or ready
-        for unknown in set(named) - set(RECIPES):
-            raise SapwoodError(
-                f"recipe {unknown!r} has no name that requests could use; "
-                f"known: {', '.join(RECIPES)}"
-            )
+        check_recipes(named)
         self.allowed = dict.fromkeys([recipe, "plain", *named])
 
     # ------------------------------------------------------------------------------- endpoints
