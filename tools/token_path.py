@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from sapwood.core.protocols import Backend
@@ -35,7 +36,7 @@ PROMPT = "abcabdabcabeabcabd" * 2
 DEVICES = ("cpu", "cuda", "rounds", "server")
 FIRST, LAST = 4, 20  # rounds that are traced
 BLOCK = re.compile(r"(<!-- path:(?P<name>\w+) -->\n).*?(<!-- /path -->)", re.DOTALL)
-GRAPH = "cuda/cuda_graph.py"
+GRAPH = "backends/torch/cuda/cuda_graph.py"
 WIDTH = 64  # of the small model
 ROUNDS_BEFORE, ROUNDS_TRACED = 4, 4  # on the device
 
@@ -46,20 +47,12 @@ class FileTrace:
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
         self.on = False
-        self.graph: FrameType | None = None  # a captured step under way
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         """Called by the interpreter for every call and return."""
-        if self.graph is not None:  # on a GPU this is the replay of a graph
-            if event == "return" and frame is self.graph:
-                self.graph = None
-            return
         name = frame.f_code.co_filename
-        if not self.on or event != "call" or not name.startswith(SOURCE):
-            return
-        self.files[name.removeprefix(SOURCE)] = None
-        if name.endswith(GRAPH) and frame.f_code.co_name == "__call__":
-            self.graph = frame
+        if self.on and event == "call" and name.startswith(SOURCE):
+            self.files[name.removeprefix(SOURCE)] = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -71,6 +64,26 @@ class FileTrace:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+
+    @contextmanager
+    def replays_unseen(self) -> Iterator[None]:
+        """Trace no function inside a captured step: on a GPU its run is the replay of a graph."""
+        from sapwood.backends.torch.cuda.cuda_graph import CapturedStep
+
+        run = CapturedStep.__call__
+
+        def unseen(step: CapturedStep) -> None:
+            if self.on:
+                self.files[GRAPH] = None
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            try:
+                run(step)
+            finally:
+                sys.setprofile(profile)
+
+        with mock.patch.object(CapturedStep, "__call__", unseen):
+            yield
 
 
 # ------------------------------------------------------------------------------------ small models
@@ -116,11 +129,13 @@ def small_backend(device: str, name: str) -> "Backend":
         from sapwood.backends.torch.load import build
 
         return build(small_model(torch.float32), name, "int8", lambda _: None)
-    from sapwood.backends.torch.cuda.backend import CudaBackend
+    from tests.helpers.round_target import RoundTarget
+    from tests.helpers.triton_mode import DEVICE
 
-    place = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter's
-    kind = torch.float16 if place == "cuda" else torch.float32
-    return CudaBackend(small_model(kind).to(place), name)
+    kind = torch.float16 if DEVICE == "cuda" else torch.float32
+    return RoundTarget(
+        small_model(kind).to(DEVICE), name
+    )  # drafts with kernels' references on a CPU
 
 
 @contextmanager
@@ -156,6 +171,28 @@ def decode_files(device: str) -> list[str]:
     with small_llm(device) as llm, trace.installed():
         for number, _ in enumerate(llm.stream(PROMPT, raw=True, max_tokens=160)):
             trace.on = FIRST <= number < LAST
+            if number == LAST:
+                break
+    return list(trace.files)
+
+
+def cuda_files() -> list[str]:
+    """The same on a GPU, or in Triton's interpreter."""
+    import pytest
+    from tests.helpers import triton_mode
+
+    from sapwood.backends.torch.cuda import network
+
+    trace = FileTrace()
+    triton_mode.require()
+    with pytest.MonkeyPatch.context() as patch:
+        triton_mode.few_programs(patch)
+        patch.setattr(network, "CAPTURE_AFTER", 0)
+        with small_llm("cuda") as llm, trace.replays_unseen(), trace.installed():
+            for number, _ in enumerate(llm.stream(PROMPT, raw=True, max_tokens=160)):
+                trace.on = FIRST <= number < LAST
+                if number == LAST:
+                    break
     return list(trace.files)
 
 
@@ -187,7 +224,7 @@ def round_files() -> list[str]:
         stage = Stage(target, Recipe(Eagle3(head=tame_head()), policy, Match(), controller))
         for number in range(2):
             stage.ask(make_text(4, number), Sampling(max_tokens=24))
-        with trace.installed():
+        with trace.replays_unseen(), trace.installed():
             stage.run(ROUNDS_BEFORE)
             trace.on = True
             stage.run(ROUNDS_TRACED)
@@ -229,7 +266,7 @@ def committed(name: str) -> list[str]:
 
 def traced(name: str) -> list[str]:
     """A fresh list."""
-    special = {"server": server_files, "rounds": round_files}
+    special = {"server": server_files, "rounds": round_files, "cuda": cuda_files}
     return special[name]() if name in special else decode_files(name)
 
 
