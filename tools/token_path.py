@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,13 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "token-path.md"
 SOURCE = f"{ROOT / 'src' / 'sapwood'}{os.sep}"
 PROMPT = "abcabdabcabeabcabd" * 2
-DEVICES = ("cpu", "cuda", "rounds", "server")
+DEVICES = ("cpu", "cuda", "rounds", "planned", "server")
 FIRST, LAST = 4, 20  # rounds that are traced
 BLOCK = re.compile(r"(<!-- path:(?P<name>\w+) -->\n).*?(<!-- /path -->)", re.DOTALL)
 GRAPH = "backends/torch/cuda/cuda_graph.py"
 WIDTH = 64  # of the small model
-ROUNDS_BEFORE, ROUNDS_TRACED = 4, 4  # on the device
+# steps of rounds on the device: of prompts and first trees, and before rounds are steady
+PREFILLS, ROUNDS_BEFORE = 3, 2
 
 
 class FileTrace:
@@ -196,8 +198,9 @@ def cuda_files() -> list[str]:
     return list(trace.files)
 
 
-def round_files() -> list[str]:
-    """Files that the tokens of two requests pass while they share rounds on the device."""
+@cache
+def shared_rounds() -> tuple[list[str], list[str]]:
+    """Files of rounds that two requests share on the device; further ones of a planned round."""
     import pytest
     import torch
     from tests.helpers import tiny_models, triton_mode
@@ -206,15 +209,17 @@ def round_files() -> list[str]:
     from tests.helpers.round_target import RoundTarget
     from tests.helpers.scheduler_harness import Stage
 
+    from sapwood.backends.torch.cuda import pass_inputs
     from sapwood.controllers.fixed import Fixed
     from sapwood.core.sampling import Sampling
     from sapwood.drafters.heads.eagle3 import Eagle3
+    from sapwood.engine.rounds_ahead import PLANNED
     from sapwood.estimators.raw import Raw
     from sapwood.policies.beam import Beam
     from sapwood.recipe import Recipe
     from sapwood.verifiers.match import Match
 
-    trace = FileTrace()
+    trace, planned = FileTrace(), FileTrace()
     triton_mode.require()
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         triton_mode.few_programs(patch)
@@ -223,13 +228,20 @@ def round_files() -> list[str]:
         controller = Fixed(nodes=3, depth=2, width=3)
         stage = Stage(target, Recipe(Eagle3(head=tame_head()), policy, Match(), controller))
         for number in range(2):
-            stage.ask(make_text(4, number), Sampling(max_tokens=24))
-        with trace.replays_unseen(), trace.installed():
-            stage.run(ROUNDS_BEFORE)
-            trace.on = True
-            stage.run(ROUNDS_TRACED)
-            trace.on = False
-    return list(trace.files)
+            stage.ask(make_text(4, number), Sampling(max_tokens=60))
+        stage.run(PREFILLS)
+        drafter: Any = stage.requests[0].running.drafter
+        launcher = drafter.builder.rounds  # captures its rounds, as a server does when it starts
+        shape = launcher.launched[-1].shape
+        launcher.rounds.capture(shape, 2, pass_inputs.SHORT, target.watched)
+        stage.run(ROUNDS_BEFORE)
+        for one, rounds in ((trace, PLANNED - len(launcher.launched)), (planned, 1)):
+            assert rounds > 0
+            with one.replays_unseen(), one.installed():
+                one.on = True
+                stage.run(rounds)
+                one.on = False
+    return list(trace.files), [name for name in planned.files if name not in trace.files]
 
 
 def server_files() -> list[str]:
@@ -266,7 +278,9 @@ def committed(name: str) -> list[str]:
 
 def traced(name: str) -> list[str]:
     """A fresh list."""
-    special = {"server": server_files, "rounds": round_files, "cuda": cuda_files}
+    if name in ("rounds", "planned"):
+        return shared_rounds()[name == "planned"]
+    special = {"server": server_files, "cuda": cuda_files}
     return special[name]() if name in special else decode_files(name)
 
 

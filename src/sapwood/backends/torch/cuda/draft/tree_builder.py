@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
-from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, BatchDraft, step_up
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, BatchDraft
 from sapwood.backends.torch.cuda.draft.device_tree import (
     OPENED,
     ROWS,
@@ -50,6 +50,7 @@ from sapwood.backends.torch.cuda.draft.reference import (
     TEXT_ROWS,
 )
 from sapwood.backends.torch.cuda.draft.warmup import prepare, prepare_batches
+from sapwood.backends.torch.cuda.pass_inputs import step_up
 from sapwood.core.array_types import FloatArray
 from sapwood.core.tree import CAPACITY, Tree
 from sapwood.core.types import Outcome, TreeShape
