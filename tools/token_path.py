@@ -1,14 +1,16 @@
 """Write docs/token-path.md: the files that a token, and a request to the server, pass.
 
-python -m tools.token_path --device cpu       trace a decode on the CPU
-python -m tools.token_path --device cuda      trace one on the GPU, or in Triton's interpreter
+python -m tools.token_path                    trace a decode on the CPU, and a request to the server
+python -m tools.token_path --device cuda      trace a decode on a GPU, or in Triton's interpreter
 python -m tools.token_path --device rounds    trace rounds that requests share on the device
-python -m tools.token_path --device server    trace a request to the server
+python -m tools.token_path --device planned   trace one of them in which the trees are planned
 python -m tools.token_path --check            compare the lists of the CPU and the server
 
 A small Llama with random weights and an EAGLE-3 head decodes with `auto`. Every Python function of
-the package that is called between two tokens counts for its file; kernels that were compiled, or
-captured as a graph, run without Python and count where Python starts them.
+the package that is called between two tokens counts for its file, once rounds are steady: the
+prompt was read, and all steps were captured. On a GPU a captured step is replayed as a graph and
+runs no Python; so none is counted while it runs in the interpreter, where kernels are Python and
+some steps are references in torch. The file that starts the step counts.
 """
 
 import argparse
@@ -35,7 +37,7 @@ PAGE = ROOT / "docs" / "token-path.md"
 SOURCE = f"{ROOT / 'src' / 'sapwood'}{os.sep}"
 PROMPT = "abcabdabcabeabcabd" * 2
 DEVICES = ("cpu", "cuda", "rounds", "planned", "server")
-FIRST, LAST = 4, 20  # rounds that are traced
+FIRST, LAST = 6, 20  # rounds of one request that are traced
 BLOCK = re.compile(r"(<!-- path:(?P<name>\w+) -->\n).*?(<!-- /path -->)", re.DOTALL)
 GRAPH = "backends/torch/cuda/cuda_graph.py"
 WIDTH = 64  # of the small model
@@ -167,9 +169,8 @@ def small_llm(device: str) -> Iterator["LLM"]:
 
 
 # ------------------------------------------------------------------------------------------ traces
-def decode_files(device: str) -> list[str]:
+def decode_files(device: str, trace: FileTrace) -> list[str]:
     """Files that a token passes: those used from one round of a request to another."""
-    trace = FileTrace()
     with small_llm(device) as llm, trace.installed():
         for number, _ in enumerate(llm.stream(PROMPT, raw=True, max_tokens=160)):
             trace.on = FIRST <= number < LAST
@@ -189,13 +190,9 @@ def cuda_files() -> list[str]:
     triton_mode.require()
     with pytest.MonkeyPatch.context() as patch:
         triton_mode.few_programs(patch)
-        patch.setattr(network, "CAPTURE_AFTER", 0)
-        with small_llm("cuda") as llm, trace.replays_unseen(), trace.installed():
-            for number, _ in enumerate(llm.stream(PROMPT, raw=True, max_tokens=160)):
-                trace.on = FIRST <= number < LAST
-                if number == LAST:
-                    break
-    return list(trace.files)
+        patch.setattr(network, "CAPTURE_AFTER", 0)  # not after the first passes of each shape
+        with trace.replays_unseen():
+            return decode_files("cuda", trace)
 
 
 @cache
@@ -281,7 +278,7 @@ def traced(name: str) -> list[str]:
     if name in ("rounds", "planned"):
         return shared_rounds()[name == "planned"]
     special = {"server": server_files, "cuda": cuda_files}
-    return special[name]() if name in special else decode_files(name)
+    return special[name]() if name in special else decode_files(name, FileTrace())
 
 
 def write(name: str) -> None:

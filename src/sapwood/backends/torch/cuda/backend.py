@@ -27,7 +27,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
     SingleTree,
     split_passes,
 )
-from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
+from sapwood.backends.torch.cuda.prelaunch import PassRunner, PrelaunchedPass
 from sapwood.backends.torch.cuda.root_passes import CudaRoots, NextTokens
 from sapwood.backends.torch.cuda.rounds.round_launcher import CudaRoundLauncher
 from sapwood.backends.torch.cuda.session import CudaSession
