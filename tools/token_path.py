@@ -1,14 +1,16 @@
 """Write docs/token-path.md: the files that a token, and a request to the server, pass.
 
-python -m tools.token_path --device cpu       trace a decode on the CPU
-python -m tools.token_path --device cuda      trace one on the GPU, or in Triton's interpreter
+python -m tools.token_path                    trace a decode on the CPU, and a request to the server
+python -m tools.token_path --device cuda      trace a decode on a GPU, or in Triton's interpreter
 python -m tools.token_path --device rounds    trace rounds that requests share on the device
-python -m tools.token_path --device server    trace a request to the server
+python -m tools.token_path --device planned   trace one of them in which the trees are planned
 python -m tools.token_path --check            compare the lists of the CPU and the server
 
 A small Llama with random weights and an EAGLE-3 head decodes with `auto`. Every Python function of
-the package that is called between two tokens counts for its file; kernels that were compiled, or
-captured as a graph, run without Python and count where Python starts them.
+the package that is called between two tokens counts for its file, once rounds are steady: the
+prompt was read, and all steps were captured. On a GPU a captured step is replayed as a graph and
+runs no Python; so none is counted while it runs in the interpreter, where kernels are Python and
+some steps are references in torch. The file that starts the step counts.
 """
 
 import argparse
@@ -20,9 +22,11 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from sapwood.core.protocols import Backend
@@ -32,12 +36,13 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "token-path.md"
 SOURCE = f"{ROOT / 'src' / 'sapwood'}{os.sep}"
 PROMPT = "abcabdabcabeabcabd" * 2
-DEVICES = ("cpu", "cuda", "rounds", "server")
-FIRST, LAST = 4, 20  # rounds that are traced
+DEVICES = ("cpu", "cuda", "rounds", "planned", "server")
+FIRST, LAST = 6, 20  # rounds of one request that are traced
 BLOCK = re.compile(r"(<!-- path:(?P<name>\w+) -->\n).*?(<!-- /path -->)", re.DOTALL)
-GRAPH = "cuda/cuda_graph.py"
+GRAPH = "backends/torch/cuda/cuda_graph.py"
 WIDTH = 64  # of the small model
-ROUNDS_BEFORE, ROUNDS_TRACED = 4, 4  # on the device
+# steps of rounds on the device: of prompts and first trees, and before rounds are steady
+PREFILLS, ROUNDS_BEFORE = 3, 2
 
 
 class FileTrace:
@@ -46,20 +51,12 @@ class FileTrace:
     def __init__(self) -> None:
         self.files: dict[str, None] = {}
         self.on = False
-        self.graph: FrameType | None = None  # a captured step under way
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         """Called by the interpreter for every call and return."""
-        if self.graph is not None:  # on a GPU this is the replay of a graph
-            if event == "return" and frame is self.graph:
-                self.graph = None
-            return
         name = frame.f_code.co_filename
-        if not self.on or event != "call" or not name.startswith(SOURCE):
-            return
-        self.files[name.removeprefix(SOURCE)] = None
-        if name.endswith(GRAPH) and frame.f_code.co_name == "__call__":
-            self.graph = frame
+        if self.on and event == "call" and name.startswith(SOURCE):
+            self.files[name.removeprefix(SOURCE)] = None
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -71,6 +68,26 @@ class FileTrace:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+
+    @contextmanager
+    def replays_unseen(self) -> Iterator[None]:
+        """Trace no function inside a captured step: on a GPU its run is the replay of a graph."""
+        from sapwood.backends.torch.cuda.cuda_graph import CapturedStep
+
+        run = CapturedStep.__call__
+
+        def unseen(step: CapturedStep) -> None:
+            if self.on:
+                self.files[GRAPH] = None
+            profile = sys.getprofile()
+            sys.setprofile(None)
+            try:
+                run(step)
+            finally:
+                sys.setprofile(profile)
+
+        with mock.patch.object(CapturedStep, "__call__", unseen):
+            yield
 
 
 # ------------------------------------------------------------------------------------ small models
@@ -116,11 +133,13 @@ def small_backend(device: str, name: str) -> "Backend":
         from sapwood.backends.torch.load import build
 
         return build(small_model(torch.float32), name, "int8", lambda _: None)
-    from sapwood.backends.torch.cuda.backend import CudaBackend
+    from tests.helpers.round_target import RoundTarget
+    from tests.helpers.triton_mode import DEVICE
 
-    place = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter's
-    kind = torch.float16 if place == "cuda" else torch.float32
-    return CudaBackend(small_model(kind).to(place), name)
+    kind = torch.float16 if DEVICE == "cuda" else torch.float32
+    return RoundTarget(
+        small_model(kind).to(DEVICE), name
+    )  # drafts with kernels' references on a CPU
 
 
 @contextmanager
@@ -150,17 +169,35 @@ def small_llm(device: str) -> Iterator["LLM"]:
 
 
 # ------------------------------------------------------------------------------------------ traces
-def decode_files(device: str) -> list[str]:
+def decode_files(device: str, trace: FileTrace) -> list[str]:
     """Files that a token passes: those used from one round of a request to another."""
-    trace = FileTrace()
     with small_llm(device) as llm, trace.installed():
         for number, _ in enumerate(llm.stream(PROMPT, raw=True, max_tokens=160)):
             trace.on = FIRST <= number < LAST
+            if number == LAST:
+                break
     return list(trace.files)
 
 
-def round_files() -> list[str]:
-    """Files that the tokens of two requests pass while they share rounds on the device."""
+def cuda_files() -> list[str]:
+    """The same on a GPU, or in Triton's interpreter."""
+    import pytest
+    from tests.helpers import triton_mode
+
+    from sapwood.backends.torch.cuda import network
+
+    trace = FileTrace()
+    triton_mode.require()
+    with pytest.MonkeyPatch.context() as patch:
+        triton_mode.few_programs(patch)
+        patch.setattr(network, "CAPTURE_AFTER", 0)  # not after the first passes of each shape
+        with trace.replays_unseen():
+            return decode_files("cuda", trace)
+
+
+@cache
+def shared_rounds() -> tuple[list[str], list[str]]:
+    """Files of rounds that two requests share on the device; further ones of a planned round."""
     import pytest
     import torch
     from tests.helpers import tiny_models, triton_mode
@@ -169,15 +206,17 @@ def round_files() -> list[str]:
     from tests.helpers.round_target import RoundTarget
     from tests.helpers.scheduler_harness import Stage
 
+    from sapwood.backends.torch.cuda import pass_inputs
     from sapwood.controllers.fixed import Fixed
     from sapwood.core.sampling import Sampling
     from sapwood.drafters.heads.eagle3 import Eagle3
+    from sapwood.engine.rounds_ahead import PLANNED
     from sapwood.estimators.raw import Raw
     from sapwood.policies.beam import Beam
     from sapwood.recipe import Recipe
     from sapwood.verifiers.match import Match
 
-    trace = FileTrace()
+    trace, planned = FileTrace(), FileTrace()
     triton_mode.require()
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         triton_mode.few_programs(patch)
@@ -186,13 +225,20 @@ def round_files() -> list[str]:
         controller = Fixed(nodes=3, depth=2, width=3)
         stage = Stage(target, Recipe(Eagle3(head=tame_head()), policy, Match(), controller))
         for number in range(2):
-            stage.ask(make_text(4, number), Sampling(max_tokens=24))
-        with trace.installed():
-            stage.run(ROUNDS_BEFORE)
-            trace.on = True
-            stage.run(ROUNDS_TRACED)
-            trace.on = False
-    return list(trace.files)
+            stage.ask(make_text(4, number), Sampling(max_tokens=60))
+        stage.run(PREFILLS)
+        drafter: Any = stage.requests[0].running.drafter
+        launcher = drafter.builder.rounds  # captures its rounds, as a server does when it starts
+        shape = launcher.launched[-1].shape
+        launcher.rounds.capture(shape, 2, pass_inputs.SHORT, target.watched)
+        stage.run(ROUNDS_BEFORE)
+        for one, rounds in ((trace, PLANNED - len(launcher.launched)), (planned, 1)):
+            assert rounds > 0
+            with one.replays_unseen(), one.installed():
+                one.on = True
+                stage.run(rounds)
+                one.on = False
+    return list(trace.files), [name for name in planned.files if name not in trace.files]
 
 
 def server_files() -> list[str]:
@@ -229,8 +275,10 @@ def committed(name: str) -> list[str]:
 
 def traced(name: str) -> list[str]:
     """A fresh list."""
-    special = {"server": server_files, "rounds": round_files}
-    return special[name]() if name in special else decode_files(name)
+    if name in ("rounds", "planned"):
+        return shared_rounds()[name == "planned"]
+    special = {"server": server_files, "cuda": cuda_files}
+    return special[name]() if name in special else decode_files(name, FileTrace())
 
 
 def write(name: str) -> None:

@@ -46,6 +46,11 @@ def test_a_request_passes_the_files_that_are_listed() -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "most"), [("cpu", 40), ("rounds", 25)])
+def test_a_token_passes_few_files(name: str, most: int) -> None:
+    assert len(token_path.committed(name)) <= most
+
+
 @cache
 def sentences() -> str:
     """All texts in the source, formatted values as holes."""

@@ -15,7 +15,12 @@ from sapwood.core.types import Budget, StageClock, TreeShape, Verdict
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.engine import prelaunch as prelaunch_module
 from sapwood.engine.loop import Engine
-from sapwood.engine.prelaunch import NextRound, plan_next, prepare_device
+from sapwood.engine.prelaunch import (
+    NextRound,
+    plan_next,
+    prepare_device,
+    whole_tree_parts,
+)
 from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.errors import SapwoodError
 from sapwood.policies.chain import Chain
@@ -96,7 +101,7 @@ def test_the_next_tree_is_shaped_where_it_fits_and_will_be_wanted(whole: set[str
 
     def plan(left: int = 9, fits: bool = True, wanted: Budget = budget) -> NextRound:
         controller: Any = SimpleNamespace(budget=lambda: wanted)
-        return plan_next(drafter, policy, controller, lambda _: fits, left)
+        return plan_next(whole_tree_parts(drafter, policy), controller, lambda _: fits, left)
 
     assert plan() == plan(left=3) == NextRound(budget, shape)
     assert plan(left=2) == plan(fits=False) == NextRound(budget)

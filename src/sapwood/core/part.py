@@ -166,6 +166,11 @@ def learns(part: object) -> bool:
     return type(part).observe is not Part.observe or any(map(learns, part.nested()))
 
 
+def adds_rows(part: object) -> bool:
+    """True when a drafter may put look-ahead rows behind the nodes of a tree."""
+    return not isinstance(part, Part) or type(part).lookahead is not Part.lookahead
+
+
 def prices(part: object) -> bool:
     """True when a controller, or one inside it, uses the load of a pass."""
     if not isinstance(part, Part):

@@ -86,6 +86,10 @@ class TargetOutput(Protocol):
     def hidden(self, rows: Sequence[int], layers: Sequence[int]) -> Any:
         """Hidden states of these rows on the device, [rows, layers * width], of watched layers."""
 
+    def shared_features(self, layers: Sequence[int]) -> tuple[Any, int] | None:
+        """States of all rows of a pass, and this root's row, if those of its trees lie together."""
+        return None
+
     @property
     def overlaps_host(self) -> bool:
         """True when the pass runs asynchronously until the host requests scores."""
@@ -100,8 +104,7 @@ class TargetOutput(Protocol):
     ) -> tuple[tuple[int, ...], int] | None:
         """Path and bonus by the target's own tokens; None when the caller is to walk by itself.
 
-        At temperature 0 they are the best ones, else keyed draws: `key` gives the noise key of a
-        depth.
+        At temperature 0 the best ones, else keyed draws: `key` gives the noise key of a depth.
         """
         return None
 
@@ -197,8 +200,7 @@ class Capabilities:
     place_tree: Callable[[Tree], Tree] | None = None
     # a backend of this name for the model that a function makes of the target's own layers
     run_derived: "Callable[[Callable[[Any], Any], str], Backend] | None" = None
-    # runs look-ahead rows by the model that a function makes of the target's; the handle is for
-    # `LookaheadRows.model`
+    # runs look-ahead rows by a model made of the target's; the handle is `LookaheadRows.model`
     lookahead: Callable[[Callable[[Any], LookaheadModel]], Any] | None = None
     layer_split: LayerSplit | None = None
     # the layers in so many stages for the window of a session, the first of them ending before a

@@ -344,6 +344,29 @@ class Tree:
         return self._cut(order)
 
 
+# attributes that `LazyTree.load` sets
+LAZY = frozenset(Tree.from_columns(*(np.zeros(1, np.int64),) * 3, np.zeros(1)).__dict__)
+
+
+class LazyTree(Tree):
+    """A tree of known size, whose columns are set when one is first read."""
+
+    def __init__(self, size: int) -> None:
+        self._begin()
+        del self.kept
+        self._size = size
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in LAZY:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self.load()
+        return self.__dict__[name]
+
+    def load(self) -> None:
+        """Set all columns."""
+        raise NotImplementedError
+
+
 def check_path(path: Sequence[int], parents: IntArray) -> None:
     """Raise ValueError unless this is a path from the root of the tree with these parents."""
     if any(not 0 <= node < len(parents) for node in path):

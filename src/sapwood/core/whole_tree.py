@@ -191,14 +191,6 @@ class RoundDrafter(Protocol):
 
 
 @runtime_checkable
-class SharedFeatures(Protocol):
-    """The output of one tree in a pass over several, whose features lie together."""
-
-    def shared_features(self, layers: Sequence[int]) -> tuple[Any, int] | None:
-        """Features of all rows of the pass, and the row of this tree's root; None: apart."""
-
-
-@runtime_checkable
 class WholeTreePolicy(Protocol):
     """A policy that knows a tree's shape before it is grown."""
 
@@ -243,11 +235,6 @@ def drafts_rounds(part: object) -> "TypeGuard[RoundDrafter]":
 def builds_batches(builder: object) -> "TypeGuard[BatchTreeBuilder]":
     """True for a builder that can build the trees of several requests together."""
     return _offers(builder, BatchTreeBuilder)
-
-
-def shares_features(output: object) -> "TypeGuard[SharedFeatures]":
-    """True for the output of one tree whose features lie beside those of others."""
-    return _offers(output, SharedFeatures)
 
 
 def looks_up(part: object) -> "TypeGuard[LookupDrafter]":

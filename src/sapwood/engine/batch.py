@@ -7,47 +7,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate, refine
-from sapwood.core.protocols import Backend, PrefillChunk, TargetOutput, TreeInput
+from sapwood.core.protocols import Backend, PrefillChunk, TreeInput
 from sapwood.core.types import BatchLoad, Prune, SharedPass
 from sapwood.core.whole_tree import TreeJob
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.node_budget import batch_price, spend
-from sapwood.engine.outputs import Step
 from sapwood.engine.request import Request
+from sapwood.engine.step_stats import BatchPass
 
 LOG = logging.getLogger("sapwood.engine")
 
 Failure = tuple[Request, Exception]
-
-
-@dataclass
-class BatchPass:
-    """The target's output of one pass, and the steps made of it."""
-
-    outputs: list[tuple[Request, TargetOutput]]
-    prefill: int  # rows of prompts
-    seconds: float
-    shared: SharedPass | None = None  # None when the pass had one request only
-    whole: bool = True  # False when requests were scored one by one: do not use `seconds`
-    steps: list[tuple[Request, Step]] = field(default_factory=list)
-    # sums over these steps
-    tokens: int = 0
-    nodes: int = 0  # of the verified trees, roots not counted
-    accepted: int = 0
-    context: int = 0  # committed tokens before the pass
-    draft: float = 0.0  # seconds
-
-    def add(self, request: Request, step: Step) -> None:
-        """Add the step that was made of one request's output."""
-        self.steps.append((request, step))
-        outcome = step.outcome
-        self.tokens += len(step.pieces)
-        self.context += outcome.context
-        self.draft += outcome.times.draft
-        nodes = len(outcome.tree) - 1
-        if nodes:
-            self.nodes += nodes
-            self.accepted += sum(piece.drafted for piece in step.pieces)
 
 
 @dataclass
@@ -255,24 +225,6 @@ class Batch:
             mine = sum(entry.tokens for entry in stats.entries)
             spent = sum(entry.draft for entry in stats.entries)
             stats.settle(shared, self.cost, tokens - mine, max(found.draft - spent, 0.0))
-
-
-def settle_step(
-    stats: Sequence[ThroughputStats], cost: CostModel, found: BatchPass, seconds: float
-) -> None:
-    """Update the statistics by the seconds of the whole step, those of prefill left out."""
-    shared = found.shared
-    if shared is None or not found.whole or not found.tokens:
-        return
-    if found.prefill:
-        every, scored = (
-            cost.seconds(rows, shared.context, shared.trees)
-            for rows in (shared.rows + found.prefill, shared.rows)
-        )
-        seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
-    roots = cost.seconds(shared.trees, shared.context, shared.trees)
-    for one in stats:
-        one.settle_step(shared.trees, found.tokens, found.nodes, roots, seconds)
 
 
 def by_reach(request: Request) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+from sapwood.controllers.throughput_stats import ThroughputStats, stats_of
 from sapwood.core.protocols import (
     Backend,
     EngineContext,
@@ -48,6 +49,8 @@ class Engine:
         self.recipe = self.recipe.bind(
             EngineContext(self.target, self.cost, self.load, self.encode, self.words, now=self.now)
         )
+        # of its controllers, shared by all requests
+        self.throughput: list[ThroughputStats] = list(stats_of(self.recipe.parts()[-1]))
         prepare_device(self.recipe)
 
     def decodes_alone(self, sampling: Sampling) -> bool:

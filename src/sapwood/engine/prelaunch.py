@@ -8,12 +8,15 @@ tree than the one launched, it is drafted again; the output does not change.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from sapwood.core.protocols import Controller, Drafter, Policy
+from sapwood.core.protocols import Controller
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget, TreeShape
 from sapwood.core.whole_tree import (
     DraftLaunch,
+    WholeTreeDrafter,
+    WholeTreePolicy,
     drafts_batches,
     drafts_whole_trees,
     shapes_whole_trees,
@@ -33,16 +36,27 @@ class NextRound:
     seconds: float = 0.0  # of the device for the launched draft
 
 
-def whole_tree_shape(drafter: object, policy: Policy, budget: Budget) -> TreeShape | None:
-    """The policy's tree shape, for a drafter of whole trees; None when growth goes by levels."""
+class WholeTreeParts(NamedTuple):
+    """A drafter that drafts whole trees and a policy that shapes them beforehand."""
+
+    drafter: WholeTreeDrafter
+    policy: WholeTreePolicy
+
+
+def whole_tree_parts(drafter: object, policy: object) -> WholeTreeParts | None:
+    """Drafter and policy of whole trees; None when growth goes by levels."""
     if drafts_whole_trees(drafter) and shapes_whole_trees(policy):
-        return policy.tree_shape(budget)
+        return WholeTreeParts(drafter, policy)
     return None
 
 
+def whole_tree_shape(parts: WholeTreeParts | None, budget: Budget) -> TreeShape | None:
+    """The policy's tree shape, for a drafter of whole trees; None when growth goes by levels."""
+    return None if parts is None else parts.policy.tree_shape(budget)
+
+
 def plan_next(
-    drafter: Drafter,
-    policy: Policy,
+    parts: WholeTreeParts | None,
     controller: Controller,
     fits: Callable[[Budget], bool],  # True when context and backend have room for such a tree
     left: int,  # tokens until the request's max_tokens
@@ -51,14 +65,16 @@ def plan_next(
     budget = controller.budget()
     if not budget.nodes or not fits(budget) or left <= NEAR:
         return NextRound(budget)
-    return NextRound(budget, whole_tree_shape(drafter, policy, budget))
+    return NextRound(budget, whole_tree_shape(parts, budget))
 
 
-def prepare_launch(drafter: Drafter, planned: NextRound, tree: Tree) -> DraftLaunch | None:
+def prepare_launch(
+    parts: WholeTreeParts | None, planned: NextRound, tree: Tree
+) -> DraftLaunch | None:
     """The next draft, to be launched behind the verification of this tree; None if it cannot be."""
-    if planned.shape is None or not drafts_whole_trees(drafter):
+    if planned.shape is None or parts is None:
         return None
-    return drafter.prelaunch(planned.shape, tree)
+    return parts.drafter.prelaunch(planned.shape, tree)
 
 
 def prepare_device(recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sapwood.core.lookahead import LookaheadRows
-from sapwood.core.part import learns, prices
+from sapwood.core.part import adds_rows, learns, prices
 from sapwood.core.protocols import (
     Drafter,
     Frontier,
@@ -33,14 +33,15 @@ from sapwood.core.types import (
     TreeShape,
     Verdict,
 )
-from sapwood.core.whole_tree import (
-    TreeJob,
-    drafts_batches,
-    drafts_rounds,
-    drafts_whole_trees,
-    shapes_whole_trees,
+from sapwood.core.whole_tree import TreeJob, drafts_batches, drafts_rounds
+from sapwood.engine.prelaunch import (
+    NextRound,
+    WholeTreeParts,
+    plan_next,
+    prepare_launch,
+    whole_tree_parts,
+    whole_tree_shape,
 )
-from sapwood.engine.prelaunch import NextRound, plan_next, prepare_launch, whole_tree_shape
 from sapwood.errors import SapwoodError
 from sapwood.verifiers.match import Match
 
@@ -83,6 +84,8 @@ class RequestDecoder:
             self.session.close()
             raise
         self.drafter, self.policy, self.verifier, self.controller = parts
+        self.whole_trees = whole_tree_parts(self.drafter, self.policy)
+        self.adds_rows = adds_rows(self.drafter)
         self.learning = [learns(part) for part in parts[1:]]  # of policy, verifier, controller
         self.joins = prices(self.controller)  # its budget depends on the load of the pass
         # True when no part but the drafter must observe a round before the next pass
@@ -94,7 +97,7 @@ class RequestDecoder:
         # True when a device can run whole rounds: the drafter's head is there
         self.joins_rounds = (
             drawn_on_device
-            and shapes_whole_trees(self.policy)
+            and self.whole_trees is not None
             and drafts_rounds(self.drafter)
             and self.drafter.joins_rounds()
         )
@@ -145,14 +148,18 @@ class RequestDecoder:
 
     def grow_planned(self) -> None:
         """Grow the tree of the plan."""
-        self.grown = grow(self.root, self.drafter, self.policy, self.budget, self.rng, self.shape)
+        grown = draft_whole(self.root, self.whole_trees, self.budget, self.shape)
+        if grown is None:
+            parts = self.drafter, self.policy
+            grown = grow_by_levels(self.root, *parts, self.budget, self.rng)
+        self.grown = grown
 
     def tree_job(self) -> TreeJob | Tree | None:
         """The planned tree, to be built together with those of others; None if it cannot be."""
         drafter = self.drafter
         if not self.budget.nodes or not drafts_batches(drafter):
             return None
-        self.shape = self.shape or whole_tree_shape(drafter, self.policy, self.budget)
+        self.shape = self.shape or whole_tree_shape(self.whole_trees, self.budget)
         return None if self.shape is None else drafter.tree_job(self.root, self.shape)
 
     def prune(self, nodes: int | None = None) -> TreeInput:
@@ -167,7 +174,7 @@ class RequestDecoder:
             self.tree = self.policy.prune(self.grown, budget)
         self.clock.lap("draft")
         self.clock.add("draft", self.overlooked())
-        self.row_drafts = self.drafter.lookahead(self.tree)
+        self.row_drafts = self.drafter.lookahead(self.tree) if self.adds_rows else None
         return TreeInput(self.session, self.tree, lookahead=self.row_drafts)
 
     def overlooked(self) -> float:
@@ -252,7 +259,7 @@ class RequestDecoder:
         budget = self.controller.budget()
         if not budget.nodes:
             return None
-        return whole_tree_shape(self.drafter, self.policy, budget)
+        return whole_tree_shape(self.whole_trees, budget)
 
     def round_job(self, shape: TreeShape) -> TreeJob | None:
         """The tree of a request that joins rounds on the device; None if it has no text yet."""
@@ -270,7 +277,7 @@ class RequestDecoder:
         self.sampler.commit(outcome.tokens)
         self.root = outcome.verdict.bonus
         self.unobserved += outcome.tokens
-        if learn:
+        if learn and self.learning[0]:
             self.policy.observe(outcome)
         if ended:
             self._leave_rounds(outcome)
@@ -297,8 +304,8 @@ class RequestDecoder:
         On the device's stream, in this order: the verification of this round's tree, the draft of
         the next one, and the target's pass over that. The host then waits for the first only.
         """
-        planned = plan_next(self.drafter, self.policy, self.controller, self._fits, self.left)
-        launch = prepare_launch(self.drafter, planned, self.tree)
+        planned = plan_next(self.whole_trees, self.controller, self._fits, self.left)
+        launch = prepare_launch(self.whole_trees, planned, self.tree)
         if launch is None or not self.verifier.follows(probs):
             return planned
         if not probs.launch_follow(self.session.length, self.rng):
@@ -375,21 +382,20 @@ def draws_on_device(verifier: Verifier, rng: Rng, sampling: Sampling) -> bool:
     )
 
 
-def grow(
-    root: int,
-    drafter: Drafter,
-    policy: Policy,
-    budget: Budget,
-    rng: Rng,
-    shape: TreeShape | None = None,
-) -> Tree:
+def grow(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:
     """Draft a whole tree when drafter and policy can; else grow it level by level."""
-    if drafts_whole_trees(drafter):
-        shape = shape or (whole_tree_shape(drafter, policy, budget) if budget.nodes else None)
-        grown = None if shape is None else drafter.draft_tree(root, shape)
-        if grown is not None:
-            return grown
-    return grow_by_levels(root, drafter, policy, budget, rng)
+    grown = draft_whole(root, whole_tree_parts(drafter, policy), budget)
+    return grow_by_levels(root, drafter, policy, budget, rng) if grown is None else grown
+
+
+def draft_whole(
+    root: int, parts: WholeTreeParts | None, budget: Budget, shape: TreeShape | None = None
+) -> Tree | None:
+    """Draft a whole tree in one call; None where it must grow level by level."""
+    if parts is None:
+        return None
+    shape = shape or (whole_tree_shape(parts, budget) if budget.nodes else None)
+    return None if shape is None else parts.drafter.draft_tree(root, shape)
 
 
 def grow_by_levels(root: int, drafter: Drafter, policy: Policy, budget: Budget, rng: Rng) -> Tree:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate, stats_of
+from sapwood.controllers.throughput_stats import ThroughputStats, batch_rate
 from sapwood.core.protocols import TargetOutput, TreeInput
 from sapwood.core.tree import CAPACITY
 from sapwood.core.types import ALONE
-from sapwood.engine.batch import Batch, BatchPass, settle_step
+from sapwood.engine.batch import Batch
 from sapwood.engine.cost_model import CostModel
 from sapwood.engine.loop import Engine
 from sapwood.engine.node_budget import portions, prefill_rows, rows_within
@@ -27,8 +27,14 @@ from sapwood.engine.prompt_scores import ROWS as PROMPT_ROWS
 from sapwood.engine.request import Request
 from sapwood.engine.request_pool import RequestPool
 from sapwood.engine.rounds_ahead import NoRound, RoundsAhead
-from sapwood.engine.run_ahead import DecodingAhead, RunAhead, StepTotals
-from sapwood.engine.step_stats import EngineSnapshot, RecentStats, StepStats
+from sapwood.engine.run_ahead import LEAST_ROWS, DecodingAhead, RunAhead, StepTotals
+from sapwood.engine.step_stats import (
+    BatchPass,
+    EngineSnapshot,
+    RecentStats,
+    StepStats,
+    settle_step,
+)
 from sapwood.errors import OutOfMemory
 
 LOG = logging.getLogger("sapwood.engine")
@@ -101,9 +107,7 @@ class Scheduler:
             return None if under_way is None else self._leave(under_way)
         each, total, shares = self._sizes()
         if not self._apart:
-            rows = sum(count for _, count in shares)
-            able = (way for way in self._ahead if way.able(pool.running, rows))
-            way = next(able, None)
+            way = self._way_ahead(under_way, sum(count for _, count in shares))
             if under_way is not None and way is not under_way:
                 return self._leave(under_way)
             if way is not None:
@@ -126,6 +130,16 @@ class Scheduler:
         return done
 
     # ------------------------------------------------------------------------------- run ahead
+    def _way_ahead(self, under_way: DecodingAhead | None, prefill: int) -> DecodingAhead | None:
+        """The way in which the next pass can be launched ahead: no two can at the same time."""
+        running = self.pool.running
+        if under_way is not None and under_way.able(running, prefill):
+            return under_way
+        if len(running) + prefill < LEAST_ROWS:
+            return None
+        others = (way for way in self._ahead if way is not under_way)
+        return next((way for way in others if way.able(running, prefill)), None)
+
     def _launch_ahead(self, way: DecodingAhead, shares: Shares) -> BatchPass:
         """Launch the next pass, then read the one before."""
         self._alone = False
@@ -169,8 +183,9 @@ class Scheduler:
                 last = request.engine
                 if all(last is not engine for engine in engines):
                     engines.append(last)
-        parts = [engine.recipe.parts()[-1] for engine in engines]
-        return list({id(stats): stats for part in parts for stats in stats_of(part)}.values())
+        if len(engines) == 1:
+            return engines[0].throughput
+        return list({id(one): one for engine in engines for one in engine.throughput}.values())
 
     # ------------------------------------------------------------------------------- sizes
     def _context(self) -> int:
@@ -346,7 +361,7 @@ class Scheduler:
             rate=batch_rate(throughput),
             resting=any(stats.rest > 0 for stats in throughput),
             running=self.pool.active,
-            waiting=len(self.pool.waiting),
+            waiting=0 if self.pool.waiting.empty else len(self.pool.waiting),
             used=memory.used,
             cached=memory.cached,
         )

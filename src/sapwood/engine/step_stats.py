@@ -1,8 +1,46 @@
-"""Statistics of the scheduler's steps: one record a step, and the present state."""
+"""One step of the scheduler: its pass, the steps made of it, and the statistics of both."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sapwood.controllers.throughput_stats import ThroughputStats
+from sapwood.core.protocols import TargetOutput
+from sapwood.core.types import SharedPass
+from sapwood.engine.cost_model import CostModel
+from sapwood.engine.outputs import Step
+from sapwood.engine.request import Request
 
 DECAY = 0.95  # weight that a step keeps after the next one
+
+
+@dataclass
+class BatchPass:
+    """The target's output of one pass, and the steps made of it."""
+
+    outputs: list[tuple[Request, TargetOutput]]
+    prefill: int  # rows of prompts
+    seconds: float
+    shared: SharedPass | None = None  # None when the pass had one request only
+    whole: bool = True  # False when requests were scored one by one: do not use `seconds`
+    steps: list[tuple[Request, Step]] = field(default_factory=list)
+    # sums over these steps
+    tokens: int = 0
+    nodes: int = 0  # of the verified trees, roots not counted
+    accepted: int = 0
+    context: int = 0  # committed tokens before the pass
+    draft: float = 0.0  # seconds
+
+    def add(self, request: Request, step: Step) -> None:
+        """Add the step that was made of one request's output."""
+        self.steps.append((request, step))
+        outcome = step.outcome
+        self.tokens += len(step.pieces)
+        self.context += outcome.context
+        self.draft += outcome.times.draft
+        nodes = len(outcome.tree) - 1
+        if nodes:
+            self.nodes += nodes
+            self.accepted += sum(piece.drafted for piece in step.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +113,21 @@ class RecentStats:
     def each(self, total: float) -> float:
         """A sum per step."""
         return total / self.steps if self.steps else 0.0
+
+
+def settle_step(
+    stats: Sequence[ThroughputStats], cost: CostModel, found: BatchPass, seconds: float
+) -> None:
+    """Update the statistics by the seconds of the whole step, those of prefill left out."""
+    shared = found.shared
+    if shared is None or not found.whole or not found.tokens:
+        return
+    if found.prefill:
+        every, scored = (
+            cost.seconds(rows, shared.context, shared.trees)
+            for rows in (shared.rows + found.prefill, shared.rows)
+        )
+        seconds = max(seconds - found.seconds * (1 - scored / every), 0.0)
+    roots = cost.seconds(shared.trees, shared.context, shared.trees)
+    for one in stats:
+        one.settle_step(shared.trees, found.tokens, found.nodes, roots, seconds)

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 CHUNK = 512  # prompt tokens per pass of a prefill
 
 
+FOREIGN = "a session is scored by the backend that opened it"
+
+
 class TorchBackend:
     """Scores token trees with a transformers model on its device."""
 
@@ -410,7 +413,7 @@ class TorchBackend:
     def _own(self, job: TreeInput | PrefillChunk) -> TorchSession:
         session = job.session
         if not isinstance(session, TorchSession) or session.slots.layout is not self.network.layout:
-            raise TypeError("a session is scored by the backend that opened it")
+            raise TypeError(FOREIGN)
         return session
 
     def _check_room(self, need: int) -> None:

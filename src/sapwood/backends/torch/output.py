@@ -49,7 +49,8 @@ class TorchOutput(TargetOutput):
 
     @cached_property
     def _logits(self) -> torch.Tensor:
-        self._settle()
+        if self.overlaps_host:
+            self._settle()
         return self._given if isinstance(self._given, torch.Tensor) else self._given()
 
     def after(self, row: int) -> "TorchOutput":

@@ -25,7 +25,6 @@ from sapwood.core.tree import AIDS, Tree
 from sapwood.core.types import AcceptanceRatio, Draw, Outcome, TreeShape
 from sapwood.core.whole_tree import (
     DraftLaunch,
-    LookupDrafter,
     TreeJob,
     WholeTreeDrafter,
     drafts_batches,
@@ -101,6 +100,9 @@ class Merge(Part, WholeTreeDrafter):
         # the looked-up path of this round, and its expected tokens
         self.looked_up_: tuple[Tree, float] | None = None
         self.taken_ = 1.0  # recent share of looked-up paths that took a tree's place
+        self.whole_ = self._whole()
+        self.each_ = [(drafter, looks_up(drafter)) for drafter in self.drafters]
+        self.lookups_ = [drafter for drafter in self.drafters if looks_up(drafter)]
         super().reset(request)
 
     def observe(self, outcome: Outcome) -> None:
@@ -108,9 +110,8 @@ class Merge(Part, WholeTreeDrafter):
         self._catch_up()
         self._remember(outcome)
         whole = outcome.grown.pruned is not None
-        for drafter in self.drafters:
-            late = whole and looks_up(drafter)
-            if late:
+        for drafter, lookup in self.each_:
+            if whole and lookup:
                 self.late_.append((drafter, outcome))
             else:
                 drafter.observe(outcome)
@@ -145,7 +146,7 @@ class Merge(Part, WholeTreeDrafter):
 
     def accepts_seed(self) -> bool:
         """True when a whole tree may start from other drafters' nodes."""
-        return any(drafter.accepts_seed() for drafter in self._whole())
+        return any(drafter.accepts_seed() for drafter in self.whole_)
 
     def draft_tree(self, root: int, shape: TreeShape, seed: Tree | None = None) -> Tree | None:
         """A whole tree of the first drafter that can draft one; None where none can.
@@ -155,7 +156,7 @@ class Merge(Part, WholeTreeDrafter):
         """
         if not self.accepts_seed() and (found := self._look_up(root, shape)) is not None:
             return found
-        for drafter in self._whole():
+        for drafter in self.whole_:
             begun = None
             if drafter.accepts_seed():
                 begun = self._seed(root, shape) if seed is None else seed
@@ -170,7 +171,7 @@ class Merge(Part, WholeTreeDrafter):
             return None
         if (found := self._look_up(root, shape)) is not None:
             return found
-        for drafter in self._whole():
+        for drafter in self.whole_:
             return drafter.tree_job(root, shape) if drafts_batches(drafter) else None
         return None
 
@@ -205,15 +206,9 @@ class Merge(Part, WholeTreeDrafter):
         """The drafters that may draft whole trees."""
         return [drafter for drafter in self.drafters if drafts_whole_trees(drafter)]
 
-    def _lookups(self) -> list[LookupDrafter]:
-        """The drafters that look the text up."""
-        return [drafter for drafter in self.drafters if looks_up(drafter)]
-
     def _seed(self, root: int, shape: TreeShape) -> Tree | None:
         """A looked-up tree from which another drafter continues."""
-        seeds = (
-            drafter.lookup_seed(root, shape.width, shape.longest) for drafter in self._lookups()
-        )
+        seeds = (drafter.lookup_seed(root, shape.width, shape.longest) for drafter in self.lookups_)
         return next(seeds, None)
 
     def prepare(self, shapes: Sequence[TreeShape]) -> None:
@@ -224,17 +219,16 @@ class Merge(Part, WholeTreeDrafter):
     def prelaunch(self, shape: TreeShape, tree: Tree) -> DraftLaunch | None:
         """The next draft of the first whole-tree drafter, unless a lookup may well replace it."""
         self._catch_up()  # the device is at work
-        lookups = self._lookups()
-        for drafter in lookups:
+        for drafter in self.lookups_:
             drafter.catch_up()
-        if self.taken_ > SELDOM and any(drafter.matches_text() for drafter in lookups):
+        if self.taken_ > SELDOM and any(drafter.matches_text() for drafter in self.lookups_):
             return None
-        launches = (drafter.prelaunch(shape, tree) for drafter in self._whole())
+        launches = (drafter.prelaunch(shape, tree) for drafter in self.whole_)
         return next(launches, None)
 
     def _look_up(self, root: int, shape: TreeShape) -> Tree | None:
         """A looked-up path, if it is expected to bring more than a drafted tree."""
-        for drafter in self._lookups():
+        for drafter in self.lookups_:
             if drafter.matches_text():  # as of the last round it has observed
                 self._catch_up()
                 tree = drafter.likely_path(root, shape.longest)

@@ -92,6 +92,7 @@ class AutoHead(Part, WholeTreeDrafter):
     def reset(self, request: RequestContext) -> None:
         """Begin a request with a copy of the drafter in use."""
         self.drafter_ = self.drafter and self.drafter.fresh()
+        self.whole_ = as_whole(self.drafter_)
         if self.drafter_ is not None:
             self.drafter_.source = self.source
             self.drafter_.reset(request)
@@ -103,13 +104,11 @@ class AutoHead(Part, WholeTreeDrafter):
 
     def accepts_seed(self) -> bool:
         """True when its whole trees may start from other drafters' nodes."""
-        drafter = as_whole(self.drafter_)
-        return drafter is not None and drafter.accepts_seed()
+        return self.whole_ is not None and self.whole_.accepts_seed()
 
     def draft_tree(self, root: int, shape: TreeShape, seed: Tree | None = None) -> Tree | None:
         """A whole tree, if it can draft one."""
-        drafter = as_whole(self.drafter_)
-        return None if drafter is None else drafter.draft_tree(root, shape, seed)
+        return None if self.whole_ is None else self.whole_.draft_tree(root, shape, seed)
 
     def tree_job(self, root: int, shape: TreeShape) -> TreeJob | Tree | None:
         """A whole tree, to be built together with those of other requests, if it can be."""
@@ -136,8 +135,7 @@ class AutoHead(Part, WholeTreeDrafter):
 
     def prelaunch(self, shape: TreeShape, tree: Tree) -> DraftLaunch | None:
         """The next draft, if it can be launched before the host has the verdict."""
-        drafter = as_whole(self.drafter_)
-        return None if drafter is None else drafter.prelaunch(shape, tree)
+        return None if self.whole_ is None else self.whole_.prelaunch(shape, tree)
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
         """Expand the frontier by the drafter in use."""

@@ -283,6 +283,9 @@ class Eagle3(Part, WholeTreeDrafter):
         parts = self.unread_
         self.unread_ = []
         self.joined_ = 0
+        if len(parts) == 1:
+            features, tokens = parts[0]
+            return features, list(tokens)
         return joined_text(parts)
 
     # ------------------------------------------------------------------------------- once per level

@@ -9,7 +9,7 @@ import torch
 from sapwood.backends.torch.cuda.draft.device_tree import ROWS, RoundBuffer, RoundUse
 from sapwood.backends.torch.cuda.kernels.attention_tiles import HeadSizes
 from sapwood.backends.torch.cuda.kv_pool import CHUNK, CudaKvPool, KvSequence
-from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
+from sapwood.backends.torch.cuda.prelaunch import PassRunner, PrelaunchedPass
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.kv_slots import KvLayout
 

@@ -16,12 +16,11 @@ from sapwood.backends.torch.cuda import network
 from sapwood.backends.torch.cuda.backend import CudaBackend
 from sapwood.backends.torch.cuda.draft import reference
 from sapwood.backends.torch.cuda.draft.device_tree import RoundBuffer
-from sapwood.backends.torch.cuda.draft.prelaunched_draft import PrelaunchedDraft
 from sapwood.backends.torch.cuda.draft.reference import FIRST_SLOT, NODES, ROOT_AT, SCALARS
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
 from sapwood.backends.torch.cuda.network import CudaNetwork
 from sapwood.backends.torch.cuda.pass_inputs import PassArgs, PendingMove
-from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner
+from sapwood.backends.torch.cuda.prelaunch import PassRunner, PrelaunchedDraft
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sapwood.backends.torch.architectures import describe, share_weights
-from sapwood.backends.torch.backend import TorchBackend, check_apart
+from sapwood.backends.torch.backend import FOREIGN, TorchBackend, check_apart
 from sapwood.backends.torch.cuda.draft.device_tree import ROWS, DeviceTree, to_device_tree
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD
@@ -27,7 +27,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
     SingleTree,
     split_passes,
 )
-from sapwood.backends.torch.cuda.prelaunched_pass import PassRunner, PrelaunchedPass
+from sapwood.backends.torch.cuda.prelaunch import PassRunner, PrelaunchedPass
 from sapwood.backends.torch.cuda.root_passes import CudaRoots, NextTokens
 from sapwood.backends.torch.cuda.rounds.round_launcher import CudaRoundLauncher
 from sapwood.backends.torch.cuda.session import CudaSession
@@ -199,7 +199,7 @@ class CudaBackend(TorchBackend):
         self, work: Sequence[TreeInput], chunks: Sequence[PrefillChunk] = ()
     ) -> list[TargetOutput]:
         """Run one pass over all trees and chunks, if it has the rows; row i is node `since + i`."""
-        sessions: list[Any] = self._sessions(work)
+        sessions = [self._own(job) for job in work]
         chunks = [chunk for chunk in chunks if len(chunk.tokens)]
         if chunks or not all(is_root(job) for job in work):
             self.make_room(work, chunks)
@@ -238,10 +238,11 @@ class CudaBackend(TorchBackend):
         jobs: list[TreeInput | PrefillChunk] = [*work, *chunks]
         rows = [len(job.tree) for job in work] + [len(chunk.tokens) for chunk in chunks]
         sessions = [self._own(job) for job in jobs]
-        check_apart(sessions)
+        if len(sessions) > 1:
+            check_apart(sessions)
         for chunk in chunks:
             self._check_room(chunk.session.length + len(chunk.tokens))
-        stops = [session.place(count)[2] for session, count in zip(sessions, rows, strict=True)]
+        stops = [session.length + count for session, count in zip(sessions, rows, strict=True)]
         self.fused.pool.reserve(max(stops, default=0))
 
     def _alone(self, session: CudaSession, job: TreeInput) -> PassResult | None:
@@ -429,8 +430,9 @@ class CudaBackend(TorchBackend):
         return join([first.copy(), *(result.copy() for result in results)])
 
     def _own(self, job: TreeInput | PrefillChunk) -> CudaSession:
-        session = super()._own(job)
-        assert isinstance(session, CudaSession)
+        session = job.session
+        if not isinstance(session, CudaSession) or session.sequence.pool is not self.fused.pool:
+            raise TypeError(FOREIGN)
         return session
 
     def detach_outputs(self) -> None:

@@ -105,6 +105,8 @@ class CudaNetwork:
         # both made for this version of the pool
         self.angles = angles_of(model, self.pool.slots)
         self._version = self.pool.version
+        # shape, watched layers and pool's version of the last pass that there is room for
+        self._ready_for: tuple[object, ...] = ()
 
     # ---------------------------------------------------------------------------------- a network
     def read(self, rows: PassInput, watched: Collection[int]) -> tuple[Tensor, Kept]:
@@ -277,6 +279,10 @@ class CudaNetwork:
     # ------------------------------------------------------------------------------------- passes
     def ready(self, shape: PassShape, watched: Collection[int]) -> None:
         """Make room for a pass; drop graphs that were captured for replaced buffers."""
+        asked = shape, watched, self.pool.version
+        if asked == self._ready_for:
+            return
+        self._ready_for = shape, frozenset(watched), self.pool.version
         moved = False
         for buffers in self.buffer_sets:
             moved |= buffers.watch(watched)

@@ -38,6 +38,10 @@ class CudaSession(TorchSession):
     _deferred: UnmovedPath | None = None  # the move of the last accepted path, until it runs
     prelaunched_pass: Any = None  # the pass over the next tree, if it was launched already
 
+    def __init__(self, sequence: KvSequence, length: int = 0) -> None:
+        super().__init__(sequence, length)
+        self._sequence = sequence
+
     @property
     def closed(self) -> bool:
         """True when its KV sequence was released."""
@@ -46,9 +50,8 @@ class CudaSession(TorchSession):
     @property
     def sequence(self) -> KvSequence:
         """The session's KV sequence."""
-        slots = self.slots
-        assert isinstance(slots, KvSequence)
-        return slots
+        self._check_open()
+        return self._sequence
 
     def begin(self, tree: Tree, since: int) -> tuple[MaskBlock, RowSpan]:
         """Make room for the rows of a tree; nodes below `since` must still be in the tail."""

@@ -9,11 +9,12 @@ import torch
 from torch.nn import functional as F
 
 from sapwood.backends.torch.cuda.draft import reference, tree_builder
-from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, step_up
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES
 from sapwood.backends.torch.cuda.draft.eagle_layer import CELLS
 from sapwood.backends.torch.cuda.draft.feature_rows import PassFeatureRows
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
 from sapwood.backends.torch.cuda.kernels.prenorm import PrenormRows
+from sapwood.backends.torch.cuda.pass_inputs import step_up
 from sapwood.core.tree import Tree
 from sapwood.core.types import TreeShape
 from sapwood.core.whole_tree import TreeJob

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from sapwood.backends.torch.cuda.draft.device_tree import (
-    LAZY,
     LONGEST,
     OPENED,
     PLACES,
@@ -22,7 +21,7 @@ from sapwood.backends.torch.cuda.draft.device_tree import (
     reals,
     to_device_tree,
 )
-from sapwood.core.tree import CAPACITY, Tree
+from sapwood.core.tree import CAPACITY, LAZY, Tree
 
 CPU = torch.device("cpu")
 

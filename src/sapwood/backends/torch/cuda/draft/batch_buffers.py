@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sapwood.backends.torch.cuda.draft.device_tree import PLACES, LazyTree, RoundFields
+from sapwood.backends.torch.cuda.draft.device_tree import PLACES, RoundFields
 from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS
 from sapwood.backends.torch.cuda.draft.eagle_layer import CELLS, LevelSizes
 from sapwood.backends.torch.cuda.draft.reference import SCALARS
 from sapwood.core.array_types import FloatArray, IntArray
+from sapwood.core.tree import LazyTree
 
 Event: Any = torch.cuda.Event  # it has no types
 

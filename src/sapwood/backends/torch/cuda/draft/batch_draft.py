@@ -26,6 +26,7 @@ from sapwood.backends.torch.cuda.draft.draft_steps import DraftSpace
 from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes
 from sapwood.backends.torch.cuda.draft.feature_rows import FeatureIndex
 from sapwood.backends.torch.cuda.draft.reference import SCALARS
+from sapwood.backends.torch.cuda.pass_inputs import step_up
 from sapwood.core.array_types import FloatArray
 from sapwood.core.tree import Tree
 from sapwood.core.types import TreeShape
@@ -38,11 +39,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # requests of a captured draft
 TEXT_ROWS = (4, MAX_NEW_ROWS)  # of new text, for each request
 KEPT = (8, 16, 32, 64, ROWS)  # most rows of a pruned tree in a transfer
 TIMES = 2  # run eagerly, then captured
-
-
-def step_up(count: int, steps: Sequence[int]) -> int:
-    """The first of these numbers that is not smaller."""
-    return next(step for step in steps if step >= count)
 
 
 @cache

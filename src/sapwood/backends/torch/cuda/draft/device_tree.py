@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes
 from sapwood.core.array_types import FloatArray, IntArray
-from sapwood.core.tree import CAPACITY, Tree
+from sapwood.core.tree import CAPACITY, LazyTree, Tree
 
 Event: Any = torch.cuda.Event  # it has no types
 ROWS = 128  # most rows of a pruned tree, the root included
@@ -46,8 +46,6 @@ ENDS = np.cumsum(list(SIZES.values())).tolist()
 PLACES = {
     name: slice(end - size, end) for (name, size), end in zip(SIZES.items(), ENDS, strict=True)
 }
-# attributes that `DeviceTree.load` sets
-LAZY = frozenset(Tree.from_columns(*(np.zeros(1, np.int64),) * 3, np.zeros(1)).__dict__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,25 +245,6 @@ class RoundUse:
             self.round_buffer.record_arrival()
             self.words = self.round_buffer.wait()
         return self.words
-
-
-class LazyTree(Tree):
-    """A tree of known size, whose columns are set when one is first read."""
-
-    def __init__(self, size: int) -> None:
-        self._begin()
-        del self.kept
-        self._size = size
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in LAZY:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        self.load()
-        return self.__dict__[name]
-
-    def load(self) -> None:
-        """Set all columns."""
-        raise NotImplementedError
 
 
 class DeviceTree(LazyTree):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
-from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, BatchDraft, step_up
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, BatchDraft
 from sapwood.backends.torch.cuda.draft.device_tree import (
     OPENED,
     ROWS,
@@ -38,7 +38,6 @@ from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes, describe, 
 from sapwood.backends.torch.cuda.draft.feature_rows import PassFeatureRows
 from sapwood.backends.torch.cuda.draft.head_kv_pool import HeadKvPool, HeadKvSequence
 from sapwood.backends.torch.cuda.draft.head_prefill import read
-from sapwood.backends.torch.cuda.draft.prelaunched_draft import PrelaunchedDraft
 from sapwood.backends.torch.cuda.draft.reference import (
     FIRST_SLOT,
     LAST,
@@ -50,10 +49,12 @@ from sapwood.backends.torch.cuda.draft.reference import (
     TEXT_ROWS,
 )
 from sapwood.backends.torch.cuda.draft.warmup import prepare, prepare_batches
+from sapwood.backends.torch.cuda.pass_inputs import step_up
+from sapwood.backends.torch.cuda.prelaunch import PrelaunchedDraft
 from sapwood.core.array_types import FloatArray
 from sapwood.core.tree import CAPACITY, Tree
 from sapwood.core.types import Outcome, TreeShape
-from sapwood.core.whole_tree import NewText, TreeJob, shares_features
+from sapwood.core.whole_tree import NewText, TreeJob
 
 if TYPE_CHECKING:
     from sapwood.backends.torch.cuda.network import CudaNetwork
@@ -298,11 +299,10 @@ class CudaTreeBuilder:
     def path_features(self, outcome: Outcome) -> FeatureRef | PassFeatureRows | None:
         """Features of the accepted path, if the verification left them for the next draft."""
         tree = outcome.tree
-        if shares_features(outcome.scores):
-            shared = outcome.scores.shared_features(self.round_buffer.layers)
-            if shared is not None:
-                states, first = shared
-                return PassFeatureRows(states, [first + node for node in outcome.verdict.path])
+        shared = outcome.scores.shared_features(self.round_buffer.layers)
+        if shared is not None:
+            states, first = shared
+            return PassFeatureRows(states, [first + node for node in outcome.verdict.path])
         if not isinstance(tree, DeviceTree) or tree.round_use.round_buffer is not self.round_buffer:
             return None
         return (
@@ -341,7 +341,8 @@ class CudaTreeBuilder:
 
     def make_room(self, rows: int, positions: int) -> None:
         """Make room for this many rows in every sequence, and rotary angles of the positions."""
-        self.pool.make_room(rows)
+        if rows > self.pool.keys.shape[2]:
+            self.pool.make_room(rows)
         if positions > self.angles.shape[0]:
             self.angles = angles_of(self.layer, 2 * positions)
             self.captured.clear()

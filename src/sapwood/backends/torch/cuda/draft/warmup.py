@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, TEXT_ROWS, step_up
+from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, TEXT_ROWS
+from sapwood.backends.torch.cuda.pass_inputs import step_up
 from sapwood.core.types import TreeShape
 
 TIMES = 3  # run eagerly, captured, and replayed, which measures its seconds

@@ -6,7 +6,9 @@ moves keys and values of accepted paths and leaves the text of the next round; t
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +16,12 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.cuda_graph import CapturedStep
+from sapwood.backends.torch.cuda.draft.batch_buffers import ResultLayout, TreeMarks
 from sapwood.backends.torch.cuda.draft.batch_draft import (
     BATCHES,
     KEPT,
     BatchDraft,
     layout_of,
-    step_up,
-    tree_marks,
 )
 from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS, DeviceTimer
 from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes
@@ -35,15 +36,15 @@ from sapwood.backends.torch.cuda.draft.reference import (
     TEXT_ROWS,
 )
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD
-from sapwood.backends.torch.cuda.pass_inputs import LADDER, MAX_ROWS, PassShape, bucket
+from sapwood.backends.torch.cuda.pass_inputs import LADDER, MAX_ROWS, PassShape, bucket, step_up
 from sapwood.backends.torch.cuda.rounds.launched_round import (
+    BatchArgsBuffer,
     CudaRound,
     ResultColumns,
     result_columns,
 )
 from sapwood.backends.torch.cuda.rounds.prompt_rows import PromptRows, shape_with_prompts
 from sapwood.backends.torch.cuda.rounds.round_reference import (
-    ARGS,
     BEFORE,
     CARRY,
     OWN,
@@ -54,9 +55,9 @@ from sapwood.backends.torch.cuda.rounds.round_reference import (
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.tree_rows import shape_of_trees
 from sapwood.backends.torch.cuda.verify.device_verifier import kernels as verify_steps
-from sapwood.backends.torch.cuda.verify.device_verifier import signed
 from sapwood.core.array_types import IntArray
 from sapwood.core.device_rounds import RoundBatch, RoundRequest
+from sapwood.core.rng import MASK
 from sapwood.core.types import TreeShape
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
     from sapwood.backends.torch.cuda.network import CudaNetwork
 
 MOST_REQUESTS = BATCHES[-1]
+levels_of = attrgetter("nodes", "depth", "beam", "width")  # of a `TreeShape`
 DEEPEST = MAX_NEW_ROWS - 1  # the path and the bonus are new text of the next round
 TIMED = 3  # replays of a draft that are timed together
-ON_THEIR_WAY = 3  # transfers of arguments: of a round, of the one behind it, and a spare
 
 
 def kernels(device: torch.device) -> Any:
@@ -80,33 +81,22 @@ def kernels(device: torch.device) -> Any:
     return round_reference
 
 
-class BatchArgsBuffer:
-    """Arguments of up to `requests` requests on the device, and how many are there."""
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """Sizes and steps of rounds of one shape, until a text grows into the next bucket."""
 
-    def __init__(self, device: torch.device, requests: int) -> None:
-        self.words = torch.zeros(requests * ARGS + 1, dtype=torch.int64, device=device)
-        self.args = self.words[:-1].view(requests, ARGS)
-        self.live = self.words[-1:]
-        # of sampled rows: noise keys and temperatures
-        self.keys = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
-        self.heat = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
-        pinned = device.type == "cuda"
-        self.hosts = [
-            torch.zeros(requests * ARGS + 1, dtype=torch.int64, pin_memory=pinned)
-            for _ in range(ON_THEIR_WAY)
-        ]
-        self.turn = 0
-
-    def blank(self, padding: Sequence[int]) -> tuple[Tensor, IntArray]:
-        """Arguments on the host without a request, and their lines, [requests, ARGS]."""
-        self.turn = (self.turn + 1) % len(self.hosts)
-        host = self.hosts[self.turn]
-        words: IntArray = host.numpy()
-        words[:] = 0
-        lines = words[:-1].reshape(-1, ARGS)
-        lines[:, BEFORE] = -1
-        lines[:, OWN:TEXT] = padding
-        return host, lines
+    levels: tuple[int, int, int, int]  # of its trees; see `levels_of`
+    requests: int
+    sizes: LevelSizes
+    each: int  # rows of a tree
+    draft: BatchDraft
+    padding: list[int]  # scalars of a request that is not there
+    columns: ResultColumns
+    layout: ResultLayout  # of a drafted tree that comes to the host
+    drawn: int  # rows that sampled tokens are drawn at
+    passed: PassShape  # of the pass over the trees alone
+    above: int  # its texts are longer than this
+    most: int  # and no longer than this
 
 
 class DeviceRounds:
@@ -132,6 +122,7 @@ class DeviceRounds:
         self.made_for: tuple[Any, ...] = ()
         self.seconds: dict[tuple[int, LevelSizes], float] = {}  # of a draft, by requests and sizes
         self.last: CudaRound | None = None  # the round launched last
+        self._planned: RoundPlan | None = None
 
     # ------------------------------------------------------------------------------- what fits
     def level_sizes(self, shape: TreeShape) -> LevelSizes | None:
@@ -141,60 +132,88 @@ class DeviceRounds:
 
     def fits(self, batch: RoundBatch) -> bool:
         """True when all buffers have room for this round, and all of it was captured."""
-        sizes = self.level_sizes(batch.shape)
-        count = len(batch.requests)
-        if sizes is None or not 0 < count <= MOST_REQUESTS:
+        text = self._text(batch)
+        plan = self._plan(batch, text)
+        if plan is None:
             return False
-        each = 1 + min(batch.shape.nodes, sizes.size - 1)
         joining = [one.job for one in batch.requests if one.before < 0]
         new = max((sum(len(tokens) for _, tokens in job.unread) for job in joining), default=0)
         raw = all(batch.shape.lines(job.source) is None for job in joining)
-        longest = self._longest(batch.requests, each)
+        longest = text + plan.each
         return (
             raw
-            and count * each <= MAX_ROWS
             and new <= MAX_NEW_ROWS
-            and longest + sizes.depth < self.network.pool.slots
-            and self._captured(batch, sizes, each, longest)
+            and longest + plan.sizes.depth < self.network.pool.slots
+            and self._captured(batch, plan, longest)
         )
 
-    def _captured(self, batch: RoundBatch, sizes: LevelSizes, each: int, longest: int) -> bool:
+    def _plan(self, batch: RoundBatch, text: int) -> RoundPlan | None:
+        """The plan of a round, most often that of the last one; None if it cannot be drafted."""
+        plan = self._planned
+        count = len(batch.requests)
+        levels = levels_of(batch.shape)
+        same = plan is not None and (plan.requests, plan.levels) == (count, levels)
+        if plan is not None and same and plan.above < text + plan.each <= plan.most:
+            return plan
+        sizes = self.level_sizes(batch.shape)
+        if sizes is None or not 0 < count <= MOST_REQUESTS:
+            return None
+        each = 1 + min(batch.shape.nodes, sizes.size - 1)
+        if count * each > MAX_ROWS:
+            return None
+        draft = self.builder.batch(count)
+        draft.ensure_buffers(sizes)
+        most = bucket(text + each)
+        self._planned = plan = RoundPlan(
+            levels=levels,
+            requests=count,
+            sizes=sizes,
+            each=each,
+            draft=draft,
+            padding=draft.padding(),
+            columns=result_columns(sizes.depth, each),
+            layout=layout_of(sizes, step_up(each, KEPT)),
+            drawn=step_up(count * each, LADDER),
+            passed=self.pass_shape(count, each, most),
+            above=0 if most == bucket(1) else most // 2,
+            most=most,
+        )
+        return plan
+
+    def _captured(self, batch: RoundBatch, plan: RoundPlan, longest: int) -> bool:
         """True when the round captures and compiles nothing, which would stop all texts."""
         if self.device.type != "cuda":
             return True
         self._check_steps()
-        count = len(batch.requests)
+        sizes, draft = plan.sizes, plan.draft
         if longest + MAX_NEW_ROWS + sizes.opened > self.builder.pool.keys.shape[2]:
             return False  # the head's KV pool would be replaced
-        sampled = any(one.temperature for one in batch.requests)
-        drawn = step_up(count * each, LADDER) if sampled else 0
-        shape = self.pass_shape(count, each, longest)
-        draft = self.builder.batch(count)
-        asked = draft.requests, draft.version, sizes, each, drawn, shape
+        drawn = plan.drawn if any(one.temperature for one in batch.requests) else 0
+        asked = draft.requests, draft.version, sizes, plan.each, drawn, plan.passed
         if asked in self.known:
             return True
         names = (
             ("draft", draft.requests, draft.version, sizes),
-            ("verify", draft.requests, result_columns(sizes.depth, each), drawn),
+            ("verify", draft.requests, plan.columns, drawn),
         )
         steps = [self.steps.get(name) for name in names]
         found = all(step is not None and step.steady for step in steps)
-        found = found and self.network.is_captured(shape)
+        found = found and self.network.is_captured(plan.passed)
         if found:
             self.known.add(asked)
         return found
 
-    def _longest(self, requests: Sequence[RoundRequest], rows: int) -> int:
-        """Slots that a request may have used at the end of the round."""
+    def _text(self, batch: RoundBatch) -> int:
+        """Most committed tokens that a request may have before the round."""
         unread = 0 if self.last is None else self.last.longest
-        return unread + rows + max(one.session.length for one in requests)
+        return unread + max(one.session.length for one in batch.requests)
 
     # ------------------------------------------------------------------------------- launch
     def rows(self, batch: RoundBatch) -> int:
         """Rows of the pass over the trees of a round that fits."""
-        sizes = self.level_sizes(batch.shape)
-        assert sizes is not None
-        return len(batch.requests) * (1 + min(batch.shape.nodes, sizes.size - 1))
+        plan = self._plan(batch, self._text(batch))
+        assert plan is not None
+        return plan.requests * plan.each
 
     def takes_prompts(self, batch: RoundBatch, chunks: Sequence[int]) -> bool:
         """True when chunks of so many rows can join the pass of a round."""
@@ -214,17 +233,14 @@ class DeviceRounds:
         prompts: PromptRows | None = None,
     ) -> CudaRound:
         """Launch a round behind the one launched before; rows of prompts join its pass."""
-        sizes = self.level_sizes(batch.shape)
-        assert sizes is not None
+        text = self._text(batch)
+        plan = self._plan(batch, text)
+        assert plan is not None
         requests = batch.requests
-        count = len(requests)
-        each = 1 + min(batch.shape.nodes, sizes.size - 1)
-        draft = self.builder.batch(count)
-        longest = self._longest(requests, each)
-        self._make_room(sizes, longest)
-        if prompts is None:
-            shape = self.pass_shape(count, each, longest)
-        else:
+        count, each, sizes, draft = plan.requests, plan.each, plan.sizes, plan.draft
+        self._make_room(sizes, text + each)
+        shape = plan.passed
+        if prompts is not None:
             shape = prompts.shape(count, each, self.network.heads)
         network = self.network
         network.buffers = network.buffer_sets[0]
@@ -234,27 +250,25 @@ class DeviceRounds:
             if one.before < 0:
                 session.place_root()
         network.pool.run_moves()
-        self._send_args(batch, sessions, draft, each)
+        self._send_args(batch, sessions, plan)
         sampled = any(one.temperature for one in requests)
-        drawn = step_up(count * each, LADDER)  # rows
         self._draft_step(draft, sizes)()
         if prompts is not None:
             network.inputs.send(prompts.behind(count, each), shape)
         self._place_step(draft, shape, each, whole=prompts is None)()
         network.launch((shape, 0, 0), partial(network.step, shape))
-        columns = result_columns(sizes.depth, each)
-        self._verify_step(draft, columns, drawn if sampled else 0)()
+        self._verify_step(draft, plan.columns, plan.drawn if sampled else 0)()
         launched = CudaRound(
-            self, columns, count, sessions, [one.job.cache for one in requests],
+            self, plan.columns, count, sessions, [one.job.cache for one in requests],
             sources=[one.job.source for one in requests],
             draft_seconds=self.seconds.get((draft.requests, sizes), 0.0),
         )  # fmt: skip
-        launched.send(self.results[draft.requests, columns])
+        launched.send(self.results[draft.requests, plan.columns])
         if batch.learn >= 0:
-            marks = tree_marks(batch.shape, sizes.size, requests[batch.learn].job.source)
-            layout = layout_of(sizes, step_up(marks.nodes, KEPT))
+            mark = 1 << requests[batch.learn].job.source
+            marks = TreeMarks(batch.shape.depth, sizes.size, each, mark)
             launched.drafted_result = draft.transfer.send_one(
-                layout, marks, batch.learn, launched.arrival
+                plan.layout, marks, batch.learn, launched.arrival
             )
         launched.record()
         self._follow(batch)
@@ -273,8 +287,11 @@ class DeviceRounds:
 
     def _make_room(self, sizes: LevelSizes, longest: int) -> None:
         """Make room for the texts in the head's KV pool."""
-        self.builder.prelaunched = None
-        self.builder.make_room(longest + MAX_NEW_ROWS + sizes.opened, longest + MAX_NEW_ROWS)
+        builder = self.builder
+        builder.prelaunched = None
+        rows, positions = longest + MAX_NEW_ROWS + sizes.opened, longest + MAX_NEW_ROWS
+        if rows > builder.pool.keys.shape[2] or positions > len(builder.angles):
+            builder.make_room(rows, positions)
 
     def pass_shape(self, count: int, each: int, longest: int) -> PassShape:
         """The shape of a pass over so many trees of `each` rows."""
@@ -286,22 +303,36 @@ class DeviceRounds:
         return shape_of_trees(rows, bucket(longest), True, heads, sparse=True)
 
     def _send_args(
-        self, batch: RoundBatch, sessions: Sequence[CudaSession], draft: BatchDraft, each: int
+        self, batch: RoundBatch, sessions: Sequence[CudaSession], plan: RoundPlan
     ) -> None:
         """Start the transfer of the arguments."""
-        buffer = self._args(draft.requests)
-        host, lines = buffer.blank(draft.padding())
+        buffer = self._args(plan.draft.requests)
+        host, lines = buffer.blank(plan.padding)
         requests = batch.requests
         count = len(requests)
         host.numpy()[-1] = count
         numbers = [
-            (one.before, signed(one.seed), one.job.cache.index, session.sequence.first)
+            (one.before, one.job.cache.index, session.sequence.first)
             for one, session in zip(requests, sessions, strict=True)
         ]
-        columns = [BEFORE, SEED, OWN + SEQUENCE, OWN + FIRST_SLOT]
+        columns = [BEFORE, OWN + SEQUENCE, OWN + FIRST_SLOT]
         lines[:count, columns] = np.array(numbers, np.int64)
+        seeds = np.array([one.seed & MASK for one in requests], np.uint64)
+        lines[:count, SEED] = seeds.view(np.int64)
         lines[:count, TEMPERATURE] = np.array([one.temperature for one in requests]).view(np.int64)
-        lines[:count, OWN + NODES] = each - 1
+        lines[:count, OWN + NODES] = plan.each - 1
+        if any(one.before < 0 for one in requests):
+            self._place_new_text(requests, sessions, lines, plan.draft)
+        buffer.words.copy_(host, non_blocking=True)
+
+    def _place_new_text(
+        self,
+        requests: Sequence[RoundRequest],
+        sessions: Sequence[CudaSession],
+        lines: IntArray,
+        draft: BatchDraft,
+    ) -> None:
+        """Write the text of requests that join, and copy its features to the draft."""
         index = FeatureIndex()
         places: dict[int, list[int]] = {}  # of the features of requests that join
         for number, one in enumerate(requests):
@@ -313,9 +344,7 @@ class DeviceRounds:
                 line[OWN + TEXT_ROWS] = one.job.cache.text
                 line[OWN + ROOT_TOKEN] = tokens[-1]
                 line[TEXT : TEXT + len(tokens)] = tokens
-        if places:
-            self._gather(index, places, draft)
-        buffer.words.copy_(host, non_blocking=True)
+        self._gather(index, places, draft)
 
     def _gather(self, index: FeatureIndex, places: dict[int, list[int]], draft: BatchDraft) -> None:
         """Copy the features of requests that join to their rows of the draft."""
@@ -358,7 +387,6 @@ class DeviceRounds:
         return self.args[requests]
 
     def _draft_step(self, draft: BatchDraft, sizes: LevelSizes) -> CapturedStep:
-        draft.ensure_buffers(sizes)
         name = "draft", draft.requests, draft.version, sizes
         return self._step(name, partial(self._draft, draft, sizes))
 
@@ -433,6 +461,7 @@ class DeviceRounds:
         if count * each > MAX_ROWS:
             return
         draft = self.builder.batch(count)
+        draft.ensure_buffers(sizes)
         network = self.network
         network.buffers = network.buffer_sets[0]
         found = self.pass_shape(count, each, longest)

@@ -1,4 +1,4 @@
-"""A launched round: its results come to the host in one transfer."""
+"""A launched round: its arguments go to the device, its results to the host, a transfer each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.draft.batch_buffers import BatchResult, DraftedTree, PrunedTree
-from sapwood.backends.torch.cuda.draft.device_tree import PLACES, LazyTree
+from sapwood.backends.torch.cuda.draft.device_tree import PLACES
 from sapwood.backends.torch.cuda.draft.head_kv_pool import HeadKvSequence
+from sapwood.backends.torch.cuda.pass_inputs import MAX_ROWS
+from sapwood.backends.torch.cuda.rounds.round_reference import ARGS, BEFORE, OWN, TEXT
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.device_rounds import RoundResult
 from sapwood.core.protocols import TargetOutput
-from sapwood.core.tree import Tree
+from sapwood.core.tree import LazyTree, Tree
 from sapwood.core.types import Verdict
 
 if TYPE_CHECKING:
@@ -24,7 +26,37 @@ if TYPE_CHECKING:
 
 Event: Any = torch.cuda.Event  # it has no types
 TREE = ("tokens", "parents", "depths", "ranks", "probs", "reach")
+ON_THEIR_WAY = 3  # transfers of arguments: of a round, of the one behind it, and a spare
 OVERWRITTEN = "a later round overwrote these scores; score the tree in a pass of its own"
+
+
+class BatchArgsBuffer:
+    """Arguments of up to `requests` requests on the device, and how many are there."""
+
+    def __init__(self, device: torch.device, requests: int) -> None:
+        self.words = torch.zeros(requests * ARGS + 1, dtype=torch.int64, device=device)
+        self.args = self.words[:-1].view(requests, ARGS)
+        self.live = self.words[-1:]
+        # of sampled rows: noise keys and temperatures
+        self.keys = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+        self.heat = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
+        pinned = device.type == "cuda"
+        self.hosts = [
+            torch.zeros(requests * ARGS + 1, dtype=torch.int64, pin_memory=pinned)
+            for _ in range(ON_THEIR_WAY)
+        ]
+        self.turn = 0
+
+    def blank(self, padding: Sequence[int]) -> tuple[Tensor, IntArray]:
+        """Arguments on the host without a request, and their lines, [requests, ARGS]."""
+        self.turn = (self.turn + 1) % len(self.hosts)
+        host = self.hosts[self.turn]
+        words: IntArray = host.numpy()
+        words[:] = 0
+        lines = words[:-1].reshape(-1, ARGS)
+        lines[:, BEFORE] = -1
+        lines[:, OWN:TEXT] = padding
+        return host, lines
 
 
 @dataclass(frozen=True)
@@ -128,6 +160,8 @@ class CudaRound:
         self.caches = caches
         self.sources = sources
         self.draft_seconds = draft_seconds
+        # most tokens that a request may add, while they are not known
+        self.longest = columns.depth + 1
         self.followed: set[int] = set()  # requests that the next round goes on with
         self.drafted_result: BatchResult | None = None
         pinned = rounds.device.type == "cuda"
@@ -135,11 +169,6 @@ class CudaRound:
         self._host = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
         self.arrival: Any = Event() if pinned else None
         self._results: list[RoundResult] | None = None
-
-    @property
-    def longest(self) -> int:
-        """Most tokens that a request may add, while they are not known."""
-        return self.columns.depth + 1
 
     def send(self, results: Tensor) -> None:
         """Start the transfer of the results of all requests."""

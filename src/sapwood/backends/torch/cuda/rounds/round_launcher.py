@@ -45,7 +45,6 @@ class CudaRoundLauncher:
         backend, rounds = self.backend, self.rounds
         chunks = [chunk for chunk in chunks if len(chunk.tokens)]
         sessions = [own(one.session) for one in batch.requests]
-        trees = rounds.rows(batch)
         if not chunks:
             backend.detach_outputs()
             return rounds.launch(batch, sessions, backend.watched)
@@ -55,6 +54,7 @@ class CudaRoundLauncher:
             return rounds.launch(batch, sessions, backend.watched)
         backend.make_room([], chunks)
         backend.detach_outputs()
+        trees = rounds.rows(batch)
         prompts = PromptRows([prompt_of(chunk) for chunk in chunks])
         launched = rounds.launch(batch, sessions, backend.watched, prompts)
         result = backend.fused.buffers.mixed_result(trees + len(prompts), trees, backend.watched)
