@@ -258,6 +258,12 @@ def test_arrivals_double_and_the_deadline_holds_while_plain_decoding_holds_it(
     assert found[0].nodes > 3  # it does speculate
 
 
+@pytest.mark.parametrize("draft", [ToyBackend("near"), PartlyRight()], ids=["near", "partly"])
+def test_a_deadline_that_never_binds_changes_no_round(draft: ToyBackend) -> None:
+    found = phases(SpecServe(nodes=31, depth=8, width=2, deadline=10.0), draft=draft)
+    assert found == phases(Goodput(nodes=31, depth=8, width=2), draft=draft)
+
+
 def test_a_request_whose_drafts_are_refused_meets_the_deadline_that_auto_misses() -> None:
     load = Doubling(first=24.0, seconds=2.0, phases=1)
     [plain], [auto], [found] = (
