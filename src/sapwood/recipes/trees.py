@@ -52,7 +52,7 @@ ENTRIES = (
         "eagle2",
         "EAGLE-2",
         "2406.16858",
-        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
+        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=8, width=10)",
         "eagle",
         fidelity=SIMPLIFIED,
         note="The head that ships is trained as HASS trains it, in three steps on its own outputs.",
@@ -61,7 +61,7 @@ ENTRIES = (
         "hass",
         "HASS",
         "2408.15766",
-        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
+        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=8, width=10)",
         "eagle",
         fidelity=SIMPLIFIED,
         note="EAGLE-2's tree with a head trained in three steps on its own outputs; the one that "
