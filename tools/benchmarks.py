@@ -515,7 +515,8 @@ def training_section(record: Record) -> Iterator[str]:
         f"File: [distillation.json](../{RESULTS}/distillation.json)."
     )
     shown = figures.training_ways()
-    yield section(TITLES["distillation.json"], text, shown, record["command"])
+    command = again(record["command"], "distillation.json")
+    yield section(TITLES["distillation.json"], text, shown, command)
 
 
 def interval_cell(found: Record | float | None) -> str:
