@@ -7,7 +7,7 @@ import pytest
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
-from sapwood.core.overlap import TRIAL, DraftWay, OverlapGauge
+from sapwood.core.overlap import HOLD, TRIAL, DraftWay, OverlapGauge
 from sapwood.core.protocols import Frontier, Policy, TargetOutput, TreeInput
 from sapwood.core.rng import KeyedRng, Rng
 from sapwood.core.sampling import Sampling
@@ -322,6 +322,15 @@ def test_the_fastest_way_is_found_and_mostly_used(best: DraftWay) -> None:
     assert set(found[: 3 * TRIAL]) == set(DraftWay)
     assert found[3 * TRIAL] is best
     assert found.count(best) > 300
+
+
+def test_every_way_has_a_whole_trial_and_the_best_one_is_held() -> None:
+    found = ways(dict.fromkeys(DraftWay, 1.0), 3 * TRIAL + HOLD + 1)
+    assert [found[index * TRIAL] for index in range(3)] == list(DraftWay)
+    assert all(len(set(found[index * TRIAL : (index + 1) * TRIAL])) == 1 for index in range(3))
+    held = found[3 * TRIAL : 3 * TRIAL + HOLD]
+    assert len(set(held)) == 1
+    assert found[3 * TRIAL + HOLD] is not held[0]
 
 
 def test_a_way_that_becomes_better_is_found() -> None:
