@@ -151,6 +151,12 @@ def test_last_trees_of_other_requests_are_not_rows_of_prompts() -> None:
     assert second.budget().nodes in (9, 10)
 
 
+def test_a_tree_has_as_many_nodes_as_are_below_its_root() -> None:
+    made = bound(0.04)
+    made.observe(outcome(2, 5, StageTimes(0.0, line().seconds(6, 10))))
+    assert made.due_.nodes == 5
+
+
 def test_draft_seconds_of_all_requests_count() -> None:
     made = begin(SpecServe(deadline=0.04), line())
     made.now = Clock()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.engine.generate import stream
 from sapwood.engine.loop import Engine
-from sapwood.engine.pipeline import PipelineDecoder, can_pipeline
+from sapwood.engine.pipeline import PipelineDecoder, Run, can_pipeline
 from sapwood.engine.stages import RunOutputs, WholeStages
 from sapwood.errors import SapwoodError
 from sapwood.policies.chain import Chain
@@ -189,6 +190,44 @@ def test_the_first_window_has_no_misses_behind_it() -> None:
     engine = Engine(ToyBackend("a"), recipe(policy))
     decoder = PipelineDecoder(engine, PROMPT, Sampling(), KeyedRng(0))
     assert decoder.misses == 0
+    decoder.close()
+
+
+def test_misses_are_windows_in_a_row_without_an_accepted_token() -> None:
+    engine = Engine(ToyBackend("a", context=256), recipe(PipeInfer(stages=2)))
+    decoder = PipelineDecoder(engine, PROMPT, Sampling(max_tokens=60), KeyedRng(0))
+    wanted = 0
+    with ThreadPoolExecutor(3) as workers:
+        for _ in range(12):
+            accepted = decoder.round(workers).verdict.accepted
+            wanted = 0 if accepted else wanted + 1
+            assert decoder.misses == wanted
+    decoder.close()
+
+
+class ThreeStages:
+    """Stages that only name the states which leave the first one."""
+
+    parallel = False
+    stages = 3
+
+    def step(self, run: Any, stage: int) -> None:
+        """Nothing is computed."""
+
+    def states(self, run: Any) -> list[str]:
+        return ["a state"]
+
+
+def test_states_are_shown_when_a_run_leaves_the_first_stage() -> None:
+    engine = Engine(ToyBackend("a"), recipe(PipeInfer(stages=3)))
+    decoder = PipelineDecoder(engine, PROMPT, Sampling(), KeyedRng(0))
+    decoder.runner, decoder.exits = ThreeStages(), True  # type: ignore[assignment]
+    shown, run = window(), Run(0, 1, None)
+    with ThreadPoolExecutor(1) as workers:
+        for left in ([ROOT], [], []):
+            decoder._tick(shown, [run], workers)
+            assert shown.left_first == left
+    assert shown.tree.states[ROOT] == "a state"
     decoder.close()
 
 

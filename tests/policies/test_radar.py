@@ -10,6 +10,7 @@ from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.engine.loop import Engine
+from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.estimators.raw import Raw
 from sapwood.policies import radar as radar_module
 from sapwood.policies.radar import Radar, RadarRecord, level_inputs, slopes
@@ -152,3 +153,15 @@ def test_its_estimator_begins_with_each_request(monkeypatch: pytest.MonkeyPatch)
     engine = Engine(ToyBackend("a"), Recipe(drafter, Radar(), Match(), Fixed(nodes=3)))
     next(engine.rounds([0, 1, 2], Sampling(), KeyedRng(0)))
     assert len(begun) == 1
+
+
+def test_its_noise_belongs_to_the_place_in_the_text() -> None:
+    drafter = DraftModel(model=ToyBackend("draft"))
+    engine = Engine(ToyBackend("a"), Recipe(drafter, Radar(), Match(), Fixed(nodes=3, depth=2)))
+    decoder = RequestDecoder(engine, [0, 1, 2], Sampling(max_tokens=20), KeyedRng(0))
+    emitted = 0
+    for _ in range(4):
+        assert decoder.policy.context_ == 2 + emitted  # type: ignore[attr-defined]
+        [scores] = engine.target.score([decoder.draft()])
+        emitted += len(decoder.finish_round(scores).tokens)
+    decoder.close()

@@ -68,6 +68,15 @@ def test_a_token_that_cannot_be_ends_its_own_branch_alone() -> None:
     assert Mtad(threshold=0.5).verify(tree, known, 5, none).path == (0, second, last)
 
 
+def test_a_threshold_of_one_lets_nothing_pass() -> None:
+    tree = Tree(0)
+    tree.extend(ROOT, [1, 2], [0.5, 0.5])
+    known: Any = KnownLaws([[0.0, 1.0, 0.0], [1, 0, 0], [1, 0, 0]])
+    none: Any = None
+    assert Mtad(threshold=1.0).verify(tree, known, 5, none).path == (ROOT,)
+    assert Mtad(threshold=0.99).verify(tree, known, 5, none).path == (ROOT, 1)
+
+
 def test_the_policy_keeps_the_likeliest_path_and_not_the_greedy_one() -> None:
     tree = Tree(0)
     first, other = tree.extend(ROOT, [1, 2], [0.6, 0.4])
