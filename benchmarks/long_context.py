@@ -193,7 +193,8 @@ def run(options: argparse.Namespace) -> None:
         if not left or late():
             continue
         with scaled(options.model, context) as model:
-            llm = LLM(model, PLAIN, dtype=options.dtype, threads=options.threads)
+            # with the cost of passes measured, by which `auto` chooses
+            llm = LLM(model, "auto", dtype=options.dtype, threads=options.threads)
             info = replace(llm.target.info, model=options.model)
             origin = provenance.origin(info, busy)
             made = origins(options.json, options.dtype, origin)

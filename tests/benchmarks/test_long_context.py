@@ -44,6 +44,14 @@ def test_only_texts_beyond_the_context_are_read_with_a_scaled_embedding(tiny: Pa
 def test_a_record_has_every_recipe_beside_plain_decoding_and_goes_on(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    priced: list[bool] = []
+    run = long_context.measured
+
+    def measured(llm: LLM, *given: Any) -> Any:
+        priced.append(llm.profile.measured)
+        return run(llm, *given)
+
+    monkeypatch.setattr(long_context, "measured", measured)
     path = tmp_path / "r.json"
     words = ["--model", str(tiny), "--contexts", "700", "--tokens", "9", "--json", str(path)]
     assert main([*words, "--prompts", "1", "--dtype", "float32"]) == 0
@@ -63,6 +71,7 @@ def test_a_record_has_every_recipe_beside_plain_decoding_and_goes_on(
     assert list(both["origins"]) == ["float32", "bfloat16"]
     assert both["rows"][: len(SHORT)] == record["rows"]
     assert {row["dtype"] for row in both["rows"][len(SHORT) :]} == {"bfloat16"}
+    assert priced == [True, True]  # the cost of passes is known to what chooses by it
     monkeypatch.setattr(long_context, "measured", None)  # nothing is left
     assert main([*words, "--prompts", "1", "--dtype", "float32"]) == 0
     assert json.loads(path.read_text()) == both
