@@ -144,7 +144,9 @@ def measure(
     machine: dict[str, Any] = {}
     for engine in engines:
         pipe, other = context.Pipe()
-        worker = context.Process(target=serve, args=(other, file, engine, threads, suite), daemon=True)
+        worker = context.Process(
+            target=serve, args=(other, file, engine, threads, suite), daemon=True
+        )
         worker.start()
         workers.append(worker)
         pipes[engine] = pipe

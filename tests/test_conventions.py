@@ -60,7 +60,6 @@ ALLOWED_PROBES = {
     "backends/torch/architectures.py * *": "transformers configurations differ by architecture",
     "backends/torch/cpu_int8/linear.py kernel *": "torch builds differ in their operators",
     "backends/torch/gguf.py write quantization_config": "a transformers configuration",
-    "backends/torch/gguf_modules.py GgufModules.uneven *": "a transformers configuration",
     "backends/torch/hf/submodel.py * *": "transformers models differ by architecture",
     "backends/torch/hf/support.py * *": "transformers configurations differ by architecture",
     "backends/torch/llama.py * *": "transformers configurations differ by architecture",

@@ -105,7 +105,7 @@ ABOUT = {
     "gpu-temperature.json": "one to three short answers of each lossless recipe, float16",
     "temperature.json": "expected tokens per pass of acceptance rules, exactly",
     "directions.json": "each adaptive rule beside the same recipe without it",
-    "long-context.json": "float32, texts of thousands of tokens; tokens per pass",
+    "long-context.json": "texts of thousands of tokens: tokens per pass, and speed where timed",
     "cpu-pair.json": "TinyLlama-1.1B with a drafter of 15 million weights",
     "heads.json": "SmolLM2-135M: tokens per pass of every kind of head after a short training",
     "guest-vllm.json": "SmolLM2-135M, float32: vLLM's counts, without a cost file at first",
@@ -515,7 +515,8 @@ def training_section(record: Record) -> Iterator[str]:
         f"File: [distillation.json](../{RESULTS}/distillation.json)."
     )
     shown = figures.training_ways()
-    yield section(TITLES["distillation.json"], text, shown, record["command"])
+    command = again(record["command"], "distillation.json")
+    yield section(TITLES["distillation.json"], text, shown, command)
 
 
 def interval_cell(found: Record | float | None) -> str:

@@ -305,30 +305,44 @@ def titled(title: str, text: str, table: str, record: Record, name: str) -> str:
 
 # ----------------------------------------------------------------------------- long context
 def long_context() -> str:
-    """Tokens and nodes per pass by length of the text."""
+    """Tokens and nodes per pass, and speed where it was measured, by length of the text."""
     rows = [
         [
-            str(row["context"]),
+            f"{row['context']:,}",
+            row["dtype"],
             row["recipe"] if " " in row["recipe"] else f"`{row['recipe']}`",
             f"{row['tokens_per_pass']:.2f}",
+            "" if row["speedup"] is None else times_plain(row["speedup"]),
             f"{row['nodes_per_pass']:.1f}",
             "" if row["accepted_per_node"] is None else f"{row['accepted_per_node']:.0%}",
             f"{row['identical']}/{row['prompts']}",
         ]
         for row in read(LONG)["rows"]
     ]
-    heads = ["tokens of text", "recipe", "tokens / pass", "nodes / pass", "accepted", "same text"]
-    return markdown(heads, rows)
+    heads = ["tokens of text", "dtype", "recipe", "tokens / pass", "against plain"]
+    return markdown([*heads, "nodes / pass", "accepted", "same text"], rows)
+
+
+def times_plain(found: Record) -> str:
+    """A speed over plain decoding's with its interval."""
+    return f"{found['mean']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 def long_section(record: Record) -> Iterator[str]:
     """Long texts, for the page of benchmarks."""
-    settings = record["settings"]
-    text = (
-        f"{settings['tokens']} greedy tokens after questions about a long ledger, {place(record)}. "
-        f"Counts alone: nothing was timed. File: [{LONG}](../{RESULTS}/{LONG})."
+    places = " ".join(f"{place(origin)}." for origin in record["origins"].values())
+    timed = any(row["speedup"] is not None for row in record["rows"])
+    speed = (
+        "behind the first round, in which a draft model reads the text" if timed else "not timed"
     )
-    yield titled("Long texts", text, long_context(), record, LONG)
+    scaled = " Beyond the model's context its rotary embedding is scaled by YaRN." * timed
+    tokens = record["settings"]["tokens"]
+    text = (
+        f"{tokens} greedy tokens after questions about a long ledger.{scaled} "
+        f"Speed against plain decoding: {speed}. {places} File: [{LONG}](../{RESULTS}/{LONG})."
+    )
+    commands = "\n".join(command_of(origin, LONG) for origin in record["origins"].values())
+    yield titled("Long texts", text, long_context(), {"command": commands}, LONG)
 
 
 # ------------------------------------------------------------------------- deadline and overlap

@@ -151,6 +151,12 @@ def test_last_trees_of_other_requests_are_not_rows_of_prompts() -> None:
     assert second.budget().nodes in (9, 10)
 
 
+def test_a_tree_has_as_many_nodes_as_are_below_its_root() -> None:
+    made = bound(0.04)
+    made.observe(outcome(2, 5, StageTimes(0.0, line().seconds(6, 10))))
+    assert made.due_.nodes == 5
+
+
 def test_draft_seconds_of_all_requests_count() -> None:
     made = begin(SpecServe(deadline=0.04), line())
     made.now = Clock()
@@ -256,6 +262,12 @@ def test_arrivals_double_and_the_deadline_holds_while_plain_decoding_holds_it(
     for mine, theirs in zip(found, auto, strict=True):
         assert mine.tokens_per_second >= 0.95 * theirs.tokens_per_second
     assert found[0].nodes > 3  # it does speculate
+
+
+@pytest.mark.parametrize("draft", [ToyBackend("near"), PartlyRight()], ids=["near", "partly"])
+def test_a_deadline_that_never_binds_changes_no_round(draft: ToyBackend) -> None:
+    found = phases(SpecServe(nodes=31, depth=8, width=2, deadline=10.0), draft=draft)
+    assert found == phases(Goodput(nodes=31, depth=8, width=2), draft=draft)
 
 
 def test_a_request_whose_drafts_are_refused_meets_the_deadline_that_auto_misses() -> None:

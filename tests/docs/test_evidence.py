@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tools import evidence
 
-PLACE = {
+PLACE: dict[str, Any] = {
     "command": "python benchmarks/x.py s.jsonl --threads 1 --seconds 9 --json /a/x.json",
     "commit": "0123abc",
     "machine": {"cpu": "a processor"},
@@ -138,3 +138,53 @@ def test_recipes_by_temperature_show_intervals_and_how_many_prompts() -> None:
     )
     assert table[2].endswith("150 / s (135 to 165); 2 prompts |")
     assert table[4].endswith("; 1 prompt |  |")
+
+
+LONG: dict[str, Any] = {
+    **PLACE,
+    "origins": {
+        "float32": {**PLACE, "model": {**PLACE["model"], "dtype": "float32"}},
+        "int8": {**PLACE, "command": "python benchmarks/x.py --dtype int8 --json /a/x.json"},
+    },
+    "settings": {"tokens": 32},
+    "rows": [
+        {
+            "dtype": "float32",
+            "context": 4096,
+            "recipe": "plain",
+            "tokens_per_pass": 1.0,
+            "speedup": None,
+            "nodes_per_pass": 0.0,
+            "accepted_per_node": None,
+            "identical": 2,
+            "prompts": 2,
+        },
+        {
+            "dtype": "int8",
+            "context": 16384,
+            "recipe": "triforce, 512 keys",
+            "tokens_per_pass": 4.8,
+            "speedup": {"mean": 1.5, "low": 1.25, "high": 1.75},
+            "nodes_per_pass": 5.1,
+            "accepted_per_node": 0.745,
+            "identical": 1,
+            "prompts": 2,
+        },
+    ],
+}
+
+
+def test_long_texts_show_speed_where_it_was_measured_and_every_command(records: Path) -> None:
+    (records / evidence.LONG).write_text(json.dumps(LONG))
+    assert evidence.long_context().splitlines()[2:] == [
+        "| 4,096 | float32 | `plain` | 1.00 |  | 0.0 |  | 2/2 |",
+        "| 16,384 | int8 | triforce, 512 keys | 4.80 | 1.50 (1.25 to 1.75) | 5.1 | 74% | 1/2 |",
+    ]
+    [section] = evidence.long_section(LONG)
+    assert "smollm2, float32 on cpu; a processor, commit 0123abc. smollm2, int8" in section
+    assert (
+        f"--json {evidence.RESULTS}/{evidence.LONG}\npython benchmarks/x.py --dtype int8" in section
+    )
+    assert "behind the first round" in section
+    counted = {**LONG, "rows": LONG["rows"][:1]}
+    assert "plain decoding: not timed" in next(evidence.long_section(counted))

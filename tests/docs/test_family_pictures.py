@@ -1,5 +1,6 @@
 """Pictures on the pages of families: all at one place, trimmed, told apart, and written between marks."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,27 @@ def test_marks_without_pictures_can_be_drawn_alone() -> None:
     assert pictures.wanted(page) == ["pld", "suffix", "auto"]
     assert pictures.wanted(page, pictures.blocks("trees", drawn=False)) == ["suffix", "auto"]
     assert pictures.wanted(page, pictures.blocks("head trees")) == ["clover"]
+
+
+# marks of pages; recipes whose heads do not ship, and modules of checkpoints, have marks of their own
+MARK = re.compile(r"<!-- (?:head |module )?trees: ([^\n]*?) -->\n(.*?)<!-- /trees -->", re.DOTALL)
+LINE = re.compile(r"<!-- timelines: ([^\n]*?) -->\n")
+
+
+def test_every_recipe_has_a_picture_or_a_note_below_its_mark() -> None:
+    pages = [*(pictures.DOCS / "families").glob("*.md"), pictures.page_of(pictures.REMOTE)]
+    texts = [page.read_text() for page in pages]
+    shown: set[str] = set()
+    for names, below in [found for text in texts for found in MARK.findall(text)]:
+        for name in map(str.strip, names.split(",")):
+            pictured = f'/{name}.svg"' in below or f"`{name}` draft" in below
+            assert pictured, f"{name} is in a mark, but was left out below it"
+            shown.add(name)
+    lines = {name for text in texts for names in LINE.findall(text) for name in names.split(", ")}
+    assert set(RECIPES) - shown - lines == {"plain"}
+
+
+def test_every_recipe_is_spoken_of_on_a_page() -> None:
+    pages = [*(pictures.DOCS / "families").glob("*.md"), pictures.page_of(pictures.REMOTE)]
+    text = "".join(MARK.sub("", page.read_text()) for page in pages)
+    assert {name for name in RECIPES if f"`{name}`" not in text} == set()

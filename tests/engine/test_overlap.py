@@ -1,14 +1,17 @@
 """Drafting beside the target's pass: the same text, counted waste, and a rest where it does not pay."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
-from sapwood.core.overlap import TRIAL, DraftWay, OverlapGauge
-from sapwood.core.protocols import Frontier, Policy, TargetOutput, TreeInput
+from sapwood.core.overlap import HOLD, LONGEST, TRIAL, DraftWay, OverlapGauge
+from sapwood.core.protocols import Capabilities, Frontier, Policy, TargetOutput, TreeInput
 from sapwood.core.rng import KeyedRng, Rng
 from sapwood.core.sampling import Sampling
 from sapwood.core.target_probs import PathProbs
@@ -322,6 +325,82 @@ def test_the_fastest_way_is_found_and_mostly_used(best: DraftWay) -> None:
     assert set(found[: 3 * TRIAL]) == set(DraftWay)
     assert found[3 * TRIAL] is best
     assert found.count(best) > 300
+
+
+def test_every_way_has_a_whole_trial_and_the_best_one_is_held() -> None:
+    found = ways(dict.fromkeys(DraftWay, 1.0), 3 * TRIAL + HOLD + 1)
+    assert [found[index * TRIAL] for index in range(3)] == list(DraftWay)
+    assert all(len(set(found[index * TRIAL : (index + 1) * TRIAL])) == 1 for index in range(3))
+    held = found[3 * TRIAL : 3 * TRIAL + HOLD]
+    assert len(set(held)) == 1
+    assert found[3 * TRIAL + HOLD] is not held[0]
+
+
+@pytest.mark.parametrize("best", DraftWay)
+def test_trials_that_change_nothing_come_ever_less_often(best: DraftWay) -> None:
+    seconds = {way: 2.0 if way is not DraftWay.NONE else 1.0 for way in DraftWay}
+    seconds[best] *= 0.5
+    found = ways(seconds, 3 * TRIAL + 4 * LONGEST)[3 * TRIAL :]
+    holds = [len(list(run)) for way, run in itertools.groupby(found) if way is best]
+    assert holds[:6] == [HOLD, 2 * HOLD, 4 * HOLD, 8 * HOLD, LONGEST, LONGEST]
+
+
+def test_another_best_way_is_held_for_as_long_as_the_first() -> None:
+    gauge = OverlapGauge()
+    found = list[DraftWay]()
+    for index in range(3 * TRIAL + 4 * HOLD + 6 * TRIAL):
+        quick = DraftWay.BESIDE if index < 3 * TRIAL + HOLD else DraftWay.BEFORE
+        found.append(gauge.way)
+        gauge.add(2, 1.0 if gauge.way is quick else 3.0)
+    assert gauge.hold in (HOLD, 2 * HOLD)
+    runs = [(way, len(list(run))) for way, run in itertools.groupby(found)]
+    assert (DraftWay.BEFORE, HOLD) in runs
+
+
+class Recorder:
+    """A stream of a device that only notes what is called, in order."""
+
+    def __init__(self) -> None:
+        self.calls = list[str]()
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.calls.append("draft")
+        yield
+
+    def join(self) -> None:
+        self.calls.append("join")
+
+
+class Streamed(ToyBackend):
+    """A toy with such a stream."""
+
+    stream: Any = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, draft_stream=lambda: self.stream)
+
+    def score(self, work: Sequence[TreeInput], chunks: Sequence[Any] = ()) -> list[TargetOutput]:
+        self.stream.calls.append("pass")
+        return super().score(work, chunks)
+
+
+def test_a_draft_waits_for_what_was_launched_and_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stays(monkeypatch)
+    target = Streamed("a", context=256)
+    target.stream = Recorder()
+    engine = Engine(target, recipe(Pearl()))
+    running = engine.rounds([0, 1, 2], Sampling(max_tokens=60), KeyedRng(0))
+    for _ in range(4):
+        next(running)
+    running.close()
+    assert target.stream.calls == 4 * ["release", "pass", "draft", "join"]
 
 
 def test_a_way_that_becomes_better_is_found() -> None:

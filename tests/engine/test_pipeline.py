@@ -1,15 +1,18 @@
 """Runs in the stages of a pipeline: plain decoding's text, cancelled runs, counted waste."""
 
+import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
-from sapwood.backends.toy import ToyBackend
+from sapwood.backends.toy import ToyBackend, ToyOutput
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.overlap import OverlapGauge
 from sapwood.core.pipeline import Window
-from sapwood.core.protocols import Policy, TreeInput
+from sapwood.core.protocols import Policy, TargetOutput, TreeInput
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.target_probs import PathProbs
@@ -19,8 +22,8 @@ from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.engine.generate import stream
 from sapwood.engine.loop import Engine
-from sapwood.engine.pipeline import PipelineDecoder, can_pipeline
-from sapwood.engine.stages import WholeStages
+from sapwood.engine.pipeline import PipelineDecoder, Run, can_pipeline
+from sapwood.engine.stages import RunOutputs, WholeStages
 from sapwood.errors import SapwoodError
 from sapwood.policies.chain import Chain
 from sapwood.policies.pipedec import PipeDec
@@ -175,6 +178,90 @@ def test_a_token_below_the_cutoff_waits_until_the_cutoff_falls() -> None:
     assert policy.choose(held, 1) == []
     held.ticks = 1
     assert policy.choose(held, 3) == [node]
+
+
+def test_a_sequence_grows_while_its_own_cutoff_can_be_met() -> None:
+    policy = PipeInfer(accept=0.2, split=0.8, recovery=0.3)
+    assert policy.grow(window(ticks=2), 1) == [(ROOT, policy.branches)]  # no second child, but one
+
+
+def test_the_first_window_has_no_misses_behind_it() -> None:
+    policy = PipeInfer(stages=2)
+    engine = Engine(ToyBackend("a"), recipe(policy))
+    decoder = PipelineDecoder(engine, PROMPT, Sampling(), KeyedRng(0))
+    assert decoder.misses == 0
+    decoder.close()
+
+
+def test_misses_are_windows_in_a_row_without_an_accepted_token() -> None:
+    engine = Engine(ToyBackend("a", context=256), recipe(PipeInfer(stages=2)))
+    decoder = PipelineDecoder(engine, PROMPT, Sampling(max_tokens=60), KeyedRng(0))
+    wanted = 0
+    with ThreadPoolExecutor(3) as workers:
+        for _ in range(12):
+            accepted = decoder.round(workers).verdict.accepted
+            wanted = 0 if accepted else wanted + 1
+            assert decoder.misses == wanted
+    decoder.close()
+
+
+class ThreeStages:
+    """Stages that only name the states which leave the first one."""
+
+    parallel = False
+    stages = 3
+
+    def step(self, run: Any, stage: int) -> None:
+        """Nothing is computed."""
+
+    def states(self, run: Any) -> list[str]:
+        return ["a state"]
+
+
+def test_states_are_shown_when_a_run_leaves_the_first_stage() -> None:
+    engine = Engine(ToyBackend("a"), recipe(PipeInfer(stages=3)))
+    decoder = PipelineDecoder(engine, PROMPT, Sampling(), KeyedRng(0))
+    decoder.runner, decoder.exits = ThreeStages(), True  # type: ignore[assignment]
+    shown, run = window(), Run(0, 1, None)
+    with ThreadPoolExecutor(1) as workers:
+        for left in ([ROOT], [], []):
+            decoder._tick(shown, [run], workers)
+            assert shown.left_first == left
+    assert shown.tree.states[ROOT] == "a state"
+    decoder.close()
+
+
+class RowCounter(ToyBackend):
+    """A toy that counts the rows that it scores."""
+
+    rows = 0
+
+    def score(self, work: Sequence[TreeInput], chunks: Sequence[Any] = ()) -> list[TargetOutput]:
+        self.rows += sum(len(job.tree) - job.since for job in work)
+        return super().score(work, chunks)
+
+
+def test_no_node_is_scored_twice() -> None:
+    target = RowCounter("a", context=256)
+    made = recipe(PipeInfer(stages=3, batch=1), "a")  # several runs in a window
+    rounds = outcomes(made, Sampling(max_tokens=40), target=target)
+    assert max(outcome.passes for outcome in rounds) > 2
+    assert target.rows <= sum(len(outcome.tree) + outcome.discarded for outcome in rounds)
+
+
+def test_scores_of_a_window_leave_cancelled_nodes_out() -> None:
+    found = RunOutputs()
+    logs = np.log(np.array([[0.2, 0.8], [0.7, 0.3]]))
+    found.add(0, 1, ToyOutput(logs[:1]))
+    found.add(2, 3, ToyOutput(logs[1:]))  # node 1 was cancelled
+    assert found.argmax().tolist() == [1, -1, 0]
+    tokens, best = found.topk(1)
+    assert tokens.tolist() == [[1], [-1], [0]]
+    assert best[:, 0] == pytest.approx([math.log(0.8), -math.inf, math.log(0.7)])
+    assert [found.knows(node) for node in range(3)] == [True, False, True]
+    assert found.logits(2) == pytest.approx(logs[1])
+    with pytest.raises(ValueError, match="node 1 was cancelled"):
+        found.logits(1)
 
 
 def test_nodes_beside_the_tip_are_not_alive() -> None:

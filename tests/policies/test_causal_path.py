@@ -15,9 +15,9 @@ from sapwood.core.part import Part
 from sapwood.core.protocols import Frontier
 from sapwood.core.rng import Rng
 from sapwood.core.sampling import Sampling
-from sapwood.core.tree import Tree
+from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Budget, Draw
-from sapwood.policies.causal_path import CausalPath, NgramProxy
+from sapwood.policies.causal_path import HALF, CausalPath, NgramProxy
 from sapwood.recipe import Recipe
 from sapwood.testing import law_error
 from sapwood.verifiers.match import Match
@@ -119,6 +119,28 @@ def test_a_path_ends_with_the_text_and_the_budget_cuts_it() -> None:
     )
     assert len(searched(begun(CausalPath()), Budget(2, DEPTH, 5))[1]) <= 2
     assert begun(CausalPath()).prune(Tree(0), Budget(2, 2, 2)).tokens.tolist() == [0]
+
+
+def test_a_path_of_one_token_is_scored_by_that_token() -> None:
+    policy = begun(CausalPath(share=1.0, mass=1.0), (1,))
+    tree = Tree(PROMPT[-1])
+    _, other = tree.extend(ROOT, [1, 0], [0.4, 0.6])
+    tree.extend(other, [2], [0.2])
+    budget = Budget(DEPTH, DEPTH, 5)
+    # ln 0.4 against the mean of ln 0.6 and ln 0.2, which is ln 0.35
+    assert policy.prune(tree, budget).tokens[1:].tolist() == [1]
+    tree.probs[1] = 0.3
+    assert policy.prune(tree, budget).tokens[1:].tolist() == [0, 2]
+
+
+def test_the_proxy_reads_the_end_of_the_text_before_the_root() -> None:
+    proxy = NgramProxy(3)
+    proxy.add([7, 1, 2, 8, 1, 3])
+    # after "8 1" there was 3 alone, after "1" 2 and 3
+    alone = HALF / 7 + (1 - HALF) / 6
+    pair = HALF * alone + (1 - HALF) / 2
+    proxy.tail = [7, 8, 1]
+    assert proxy.log_prob([1, 3]) == pytest.approx(math.log(HALF * pair + (1 - HALF)))
 
 
 def test_probabilities_of_the_proxy_add_up() -> None:

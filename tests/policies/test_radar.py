@@ -10,6 +10,9 @@ from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.engine.loop import Engine
+from sapwood.engine.request_decoder import RequestDecoder
+from sapwood.estimators.raw import Raw
+from sapwood.policies import radar as radar_module
 from sapwood.policies.radar import Radar, RadarRecord, level_inputs, slopes
 from sapwood.recipe import Recipe
 from sapwood.verifiers.match import Match
@@ -76,6 +79,31 @@ def test_levels_are_priced_at_the_present_speed() -> None:
     assert record.price(2) == pytest.approx(1.0 * 4 / 8.0)
 
 
+def test_means_are_those_of_all_rounds() -> None:
+    record = RadarRecord(SmallLstm(2, 2))
+    record.add(tokens=4, levels=2, draft=2.0, rest=6.0)
+    record.add(tokens=2, levels=1, draft=3.0, rest=2.0)
+    assert (record.level, record.base, record.tokens) == pytest.approx((2.0, 4.0, 3.0))
+
+
+@pytest.mark.parametrize("least", [1, 2, 4])
+def test_a_network_that_stops_leaves_the_least_levels(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(radar_module, "TRY", 0.0)
+    drafter = DraftModel(model=ToyBackend("draft"))
+    policy = Radar(beam=2, rate=0.0, least=least)
+    recipe = Recipe(drafter, policy, Match(), Fixed(nodes=12, depth=6, width=2))
+    engine = Engine(ToyBackend("a"), recipe)
+    bound = engine.recipe.policy
+    assert isinstance(bound, Radar)
+    for bias, height in ((-1e3, least), (1e3, 6)):
+        bound.record.net.weights[1][-1] = bias
+        rounds = engine.rounds([0, 1, 2], Sampling(max_tokens=40), KeyedRng(0))
+        heights = [outcome.grown.height for _, outcome in zip(range(4), rounds, strict=False)]
+        assert heights == [height] * 4
+
+
 def test_missing_nodes_are_faint() -> None:
     found = level_inputs(np.array([0.5, 1.0]), 5)
     assert found[:3] == pytest.approx([0.0, np.log(0.5) / 5, -2.0])
@@ -116,3 +144,24 @@ def heights(draft: str, seconds: float) -> float:
 
 def test_trees_become_deep_where_depth_pays_and_flat_where_it_does_not() -> None:
     assert heights("a", 0.1) > heights("b", 0.5) + 1.0
+
+
+def test_its_estimator_begins_with_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[object]()
+    monkeypatch.setattr(Raw, "reset", lambda self, request: begun.append(request))
+    drafter = DraftModel(model=ToyBackend("draft"))
+    engine = Engine(ToyBackend("a"), Recipe(drafter, Radar(), Match(), Fixed(nodes=3)))
+    next(engine.rounds([0, 1, 2], Sampling(), KeyedRng(0)))
+    assert len(begun) == 1
+
+
+def test_its_noise_belongs_to_the_place_in_the_text() -> None:
+    drafter = DraftModel(model=ToyBackend("draft"))
+    engine = Engine(ToyBackend("a"), Recipe(drafter, Radar(), Match(), Fixed(nodes=3, depth=2)))
+    decoder = RequestDecoder(engine, [0, 1, 2], Sampling(max_tokens=20), KeyedRng(0))
+    emitted = 0
+    for _ in range(4):
+        assert decoder.policy.context_ == 2 + emitted  # type: ignore[attr-defined]
+        [scores] = engine.target.score([decoder.draft()])
+        emitted += len(decoder.finish_round(scores).tokens)
+    decoder.close()

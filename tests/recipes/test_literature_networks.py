@@ -1,38 +1,32 @@
-"""Recipes of the later literature that need a network: law, greedy text, and a mutant of each.
+"""Lossless recipes that need a network: law, greedy text, and a mutant of each.
 
-The target is a tiny model in double precision, so that the law holds to the last bits; heads have
-random weights. Policies and verifiers are those of the named recipe, under a small budget.
+They run on a tiny model (`network_recipes.py`), with heads of random weights.
 """
 
 import dataclasses
-from functools import cache
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from sapwood.backends.torch.backend import TorchBackend
-from sapwood.controllers.fixed import Fixed
-from sapwood.core.protocols import TargetProbs
-from sapwood.core.rng import Rng
+from sapwood.common.numpy_mlp import MlpBundle
 from sapwood.core.sampling import Sampling
-from sapwood.core.tree import ROOT, Tree
-from sapwood.core.types import Guarantee, Verdict
-from sapwood.drafters.compose.cascade import Cascade
-from sapwood.drafters.compose.draft_model import DraftModel
-from sapwood.heads.medusa import MedusaConfig
-from sapwood.heads.medusa2 import Medusa2Heads
+from sapwood.core.types import Guarantee
 from sapwood.recipe import Recipe
 from sapwood.recipes import resolve
-from sapwood.testing import law_error
-from sapwood.train.registry import objective
-from sapwood.train.teacher import Teacher
 from sapwood.verifiers.bild import Bild
-from tests.helpers import tiny_models
 from tests.helpers.engine_rounds import make_text, plain_tokens, rounds_until, same_on_24_prompts
+from tests.helpers.hidden_state_toy import random_net
+from tests.helpers.network_recipes import (
+    LAYERS,
+    SMALL,
+    law_on_network,
+    on_network,
+    random_head,
+    target,
+)
+from tests.helpers.table_recipes import unseen
 
-LAYERS = 4
 # recipe -> kind of its head in the training registry; empty for those that need none
 KINDS = {
     "blockwise": "medusa",
@@ -48,65 +42,38 @@ KINDS = {
     "three-model": "",
     "ppsd": "",
     "predictive": "",
+    "early-exit": "early-exit",
+    "eesd": "early-exit",
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "eagle": "eagle",
+    "eagle2": "eagle",
+    "eagle3": "eagle3",
+    "parallel": "parallel",
+    "recurrent": "recurrent",
+    "propd": "medusa",
+    "cas-spec": "",
+    "self-skip": "",
+    "swift": "",
+    "draft-verify": "",
+    "quantized-self": "",
+    "sparse-kv": "",
+    "triforce": "",
+    "online": "eagle3",
 }
 # their driver follows the target along the runs itself: engine/test_pipeline.py breaks that
 PIPELINES = {"ppsd", "predictive"}
-SAMPLED = Sampling(temperature=1.3, max_tokens=3)
-
-
-@cache
-def target(vocab: int, layers: int = LAYERS) -> TorchBackend:
-    """A tiny model in double precision."""
-    changes = {"vocab_size": vocab, "num_hidden_layers": layers}
-    return TorchBackend(tiny_models.make("llama", torch.float64, **changes), f"{vocab} tokens")
-
-
-def random_head(kind: str, vocab: int, spread: float = 0.2) -> Any:
-    """A head of this kind with random weights, over the whole vocabulary."""
-    torch.manual_seed(1)
-    if kind == "medusa2":
-        head: Any = Medusa2Heads(MedusaConfig(32, vocab, 3))
-    else:
-        made: Any = objective(kind)
-        names = {field.name for field in dataclasses.fields(made)}
-        small = {"vocabulary": vocab, "heads": 3, "inner": 24, "rows": 3}
-        changed = {name: value for name, value in small.items() if name in names}
-        head = dataclasses.replace(made, **changed).build(
-            Teacher(target(vocab)), np.ones(vocab, np.int64)
-        )
-    with torch.no_grad():
-        for weight in head.parameters():
-            weight += spread * torch.randn_like(weight)
-    return head
-
-
-def on_network(name: str, vocab: int) -> Recipe:
-    """The recipe of this name with a random head and a small budget."""
-    found = resolve(name)
-    drafter: Any = found.drafter
-    if KINDS[name]:
-        drafter = dataclasses.replace(drafter, head=random_head(KINDS[name], vocab))
-    if isinstance(drafter, Cascade):
-        guesser = DraftModel(model=target(vocab, 1))
-        drafter = dataclasses.replace(drafter, guesser=guesser)
-    return Recipe(drafter, found.policy, found.verifier, Fixed(nodes=3, depth=2, width=2))
-
-
-def law_of(name: str) -> float:
-    """Departure from the target's law, enumerated."""
-    recipe = on_network(name, 2)
-    return law_error(recipe, target(2), SAMPLED, rounds=2, horizon=2, prompt=[1, 0, 1])
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_law_is_the_targets(name: str) -> None:
     assert resolve(name).guarantee in (Guarantee.TEXT, Guarantee.LAW)
-    assert law_of(name) <= 1e-12
+    assert law_on_network(on_network(name, 2, KINDS[name])) <= 1e-12
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_greedy_text_is_plain_decodings_on_24_prompts(name: str) -> None:
-    same_on_24_prompts(target(5), on_network(name, 5), count=4, vocab=5)
+    same_on_24_prompts(target(5), on_network(name, 5, KINDS[name]), count=4, vocab=5)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in PIPELINES])
@@ -114,17 +81,42 @@ def test_a_verifier_that_takes_a_drafted_token_unseen_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = type(resolve(name).verifier)
-    verify = kind.verify
+    monkeypatch.setattr(kind, "verify", unseen(kind.verify, accepted=1))
+    assert law_on_network(on_network(name, 2, KINDS[name])) > 1e-3
 
-    def unseen(self: Any, tree: Tree, probs: TargetProbs, position: int, rng: Rng) -> Verdict:
-        first = tree.children(ROOT)
-        found = verify(self, tree, probs, position, rng)
-        if not first or len(found.path) > 2:
-            return found
-        return Verdict((ROOT, first[0]), found.bonus)
 
-    monkeypatch.setattr(kind, "verify", unseen)
-    assert law_of(name) > 1e-3
+# --------------------------------------------------------------------------------------- predictors
+WIDE = 32  # numbers in a state of the tiny model
+FACTS = {"base": 0.3, "layer": LAYERS, "sizes": [1, 2, 4], "deepest": 4}
+# recipe -> its head, and the kind and the widths of its predictor
+PREDICTORS: dict[str, tuple[str, str, dict[str, list[int]]]] = {
+    "specdec++": ("eagle3", "specdec++", {"head": [WIDE, WIDE, 1]}),
+    "c2t": ("eagle3", "c2t", {"classifier": [3, 8, 1]}),
+    "ltd": ("eagle3", "ltd", {"depth": [12, 8, 1], "size": [5, 8, 3]}),
+    "adaeagle": ("eagle", "ldlp", {"length": [2 * WIDE, 8, 1]}),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_any_predictor_leaves_law_and_text(name: str, tmp_path: Path) -> None:
+    head, kind, widths = PREDICTORS[name]
+    nets = {net: random_net(sizes, 0) for net, sizes in widths.items()}
+    MlpBundle(kind, nets, FACTS).save(tmp_path)
+
+    def made(vocab: int) -> Recipe:
+        found = on_network(name, vocab, head, resolve(name).controller)
+        policy: Any = found.policy
+        controller: Any = found.controller
+        if name == "adaeagle":
+            return dataclasses.replace(
+                found, controller=dataclasses.replace(controller, most=2, weights=str(tmp_path))
+            )
+        return dataclasses.replace(
+            found, policy=dataclasses.replace(policy, weights=str(tmp_path)), controller=SMALL
+        )
+
+    assert law_on_network(made(2)) <= 1e-12
+    same_on_24_prompts(target(5), made(5), count=4, vocab=5)
 
 
 # --------------------------------------------------------------------------------------------- free

@@ -9,6 +9,7 @@ from sapwood.backends.toy import ToyBackend, probs_after
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.array_types import FloatArray
 from sapwood.core.sampling import Sampling
+from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Draw
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.policies.chain import Chain
@@ -83,3 +84,19 @@ def test_with_no_leniency_the_token_rule_keeps_the_best_token_alone() -> None:
     p = np.array([0.6, 0.4])
     q = np.array([0.3, 0.7])
     assert Cascades(Deferral.TOKEN, 0.0).mixture(p, q) == pytest.approx([0.3 + 0.42, 0.28])
+
+
+def test_a_chosen_token_stands_by_the_rule_of_its_position() -> None:
+    tree = Tree(0)
+    first, second = tree.extend(ROOT, [1, 2], [0.6, 0.4])
+    p = np.array([0.1, 0.3, 0.6])
+    for rule, child, stands in [
+        (Cascades(Deferral.TOKEN, 0.4), first, False),  # 0.3 is less than 0.6 of the best
+        (Cascades(Deferral.TOKEN, 0.6), first, True),
+        (Cascades(Deferral.TOKEN, 0.0), second, True),
+        (Cascades(Deferral.CHOW, 0.3), first, False),
+        (Cascades(Deferral.CHOW, 0.5), first, True),
+        (Cascades(Deferral.DIFF, 0.0), first, True),  # the drafter is as sure as the target
+    ]:
+        assert rule._keeps(tree, ROOT, child, p) is stands, rule
+    assert not Cascades(Deferral.DIFF)._keeps(tree, ROOT, first, np.array([0.5, 0.0, 0.5]))

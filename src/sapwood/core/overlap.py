@@ -37,7 +37,6 @@ class WayRecord:
 
     tokens: float = 0.0
     seconds: float = 0.0
-    rounds: int = 0
 
     @property
     def speed(self) -> float:
@@ -56,6 +55,7 @@ class OverlapGauge:
     left: int = TRIAL  # rounds until the next decision
     fresh: bool = True  # the next round is the first of its way, which pays for the change
     untried: list[DraftWay] = field(default_factory=lambda: [DraftWay.BEFORE, DraftWay.NONE])
+    kept: DraftWay | None = None  # the best way of the last decision
     hold: int = HOLD
 
     def add(self, tokens: int, seconds: float) -> None:
@@ -67,7 +67,6 @@ class OverlapGauge:
         elif not mean or seconds < MISHAP * mean * max(tokens, 1):
             record.tokens = FADE * record.tokens + tokens
             record.seconds = FADE * record.seconds + seconds
-            record.rounds += 1
         self.left -= 1
         if self.left <= 0:
             self._decide()
@@ -78,10 +77,8 @@ class OverlapGauge:
             self._go(self.untried.pop(0), TRIAL)
             return
         best = max(DraftWay, key=lambda way: self.records[way].speed)
-        if self.way is best and self.left <= 0 and self.records[best].rounds > TRIAL:
-            self.hold = min(2 * self.hold, LONGEST)
-        else:
-            self.hold = HOLD
+        self.hold = min(2 * self.hold, LONGEST) if best is self.kept else HOLD
+        self.kept = best
         self._go(best, self.hold)
         self.untried = [way for way in DraftWay if way is not best]
 

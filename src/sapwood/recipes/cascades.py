@@ -8,6 +8,9 @@ ENTRIES = (
         "Jacobi decoding",
         "2305.10427",
         "jacobi + chain + match + fixed(nodes=5, depth=5, width=1)",
+        fidelity=SIMPLIFIED,
+        note="A row of five places moves along with the text instead of blocks that are finished one "
+        "after the other.",
     ),
     NamedRecipe(
         "lookahead",

@@ -126,6 +126,8 @@ ENTRIES = (
         "SVIP",
         "2411.18462",
         "auto-head(draws=iid, otherwise=auto-draft-model(draws=iid)) + svip + speculative + fixed(nodes=40, depth=40, width=1)",
+        fidelity=SIMPLIFIED,
+        note="The entropy is taken after the request's sampling options instead of before them.",
     ),
     NamedRecipe(
         "hf-dynamic",
@@ -201,5 +203,7 @@ ENTRIES = (
         "2401.10774",
         "medusa + rank-paths + typical + fixed(nodes=63, depth=4, width=10)",
         "medusa",
+        fidelity=SIMPLIFIED,
+        note="All heads share the target's output matrix instead of having one each.",
     ),
 )

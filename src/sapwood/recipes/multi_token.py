@@ -60,6 +60,8 @@ ENTRIES = (
         "2504.18583",
         "pard + chain + match + fixed(nodes=8, depth=8, width=1)",
         "pard",
+        fidelity=SIMPLIFIED,
+        note="The labels are the target's distributions instead of the tokens of a text.",
     ),
     NamedRecipe(
         "ppd",
@@ -77,6 +79,8 @@ ENTRIES = (
         "2507.11851",
         "gated-masks + chain + match + fixed(nodes=8, depth=8, width=1)",
         "gated-masks",
+        fidelity=SIMPLIFIED,
+        note="The labels are the target's distributions instead of the tokens of a text.",
     ),
     NamedRecipe(
         "speculative-streaming",

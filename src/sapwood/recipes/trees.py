@@ -25,6 +25,8 @@ ENTRIES = (
         "2401.10774",
         "medusa + rank-paths + match + fixed(nodes=63, depth=4, width=10)",
         "medusa",
+        fidelity=SIMPLIFIED,
+        note="All heads share the target's output matrix instead of having one each.",
     ),
     NamedRecipe(
         "hydra",
@@ -32,6 +34,9 @@ ENTRIES = (
         "2402.05109",
         "hydra + rank-paths(head='hydra') + match + fixed(nodes=63, depth=4, width=10)",
         "hydra",
+        fidelity=SIMPLIFIED,
+        note="The four layers of a head are narrow inside, and all heads share the target's output "
+        "matrix.",
     ),
     NamedRecipe(
         "eagle",
@@ -47,7 +52,7 @@ ENTRIES = (
         "eagle2",
         "EAGLE-2",
         "2406.16858",
-        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
+        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=8, width=10)",
         "eagle",
         fidelity=SIMPLIFIED,
         note="The head that ships is trained as HASS trains it, in three steps on its own outputs.",
@@ -56,7 +61,7 @@ ENTRIES = (
         "hass",
         "HASS",
         "2408.15766",
-        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=7, width=10)",
+        "eagle + beam(beam=10) + match + fixed(nodes=59, depth=8, width=10)",
         "eagle",
         fidelity=SIMPLIFIED,
         note="EAGLE-2's tree with a head trained in three steps on its own outputs; the one that "
@@ -124,12 +129,18 @@ ENTRIES = (
         "DySpec",
         "2410.11744",
         "auto-draft-model(draws=swor) + dyspec + rrs + fixed(nodes=64, depth=16, width=8)",
+        fidelity=SIMPLIFIED,
+        note="Drafts follow the request's sampling options instead of a temperature of the paper's, and a node has "
+        "eight children at most.",
     ),
     NamedRecipe(
         "dyspec-threshold",
         "DySpec, by a threshold",
         "2410.11744",
         "auto-draft-model(draws=swor) + dyspec(threshold=0.016, stride=64) + rrs + fixed(nodes=64, depth=16, width=8)",
+        fidelity=SIMPLIFIED,
+        note="Drafts follow the request's sampling options instead of a temperature of the paper's, and a node has "
+        "eight children at most.",
     ),
     NamedRecipe(
         "sequoia",

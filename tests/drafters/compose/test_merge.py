@@ -273,7 +273,9 @@ def test_what_promises_less_than_a_drafted_tree_is_not_recited() -> None:
     prompt = [1, 2, 3, 4, 5, 6] * 4
     merge.bind(setting)
     merge.reset(
-        RequestContext(prompt, Sampler(Sampling(), prompt), ToyBackend("a", vocab=7).open(prompt[:-1]))
+        RequestContext(
+            prompt, Sampler(Sampling(), prompt), ToyBackend("a", vocab=7).open(prompt[:-1])
+        )
     )
     merge.prelaunch(TreeShape(1, 1, 1, 1), Tree(prompt[-1]))  # as while the first pass runs
     able = TreeShape(20, 4, 4, 3, hope=1.0, longest=9)
@@ -290,7 +292,9 @@ def test_who_recited_wrongly_is_believed_less() -> None:
     prompt = [1, 2, 3, 4, 5, 6] * 4
     merge.bind(setting)
     merge.reset(
-        RequestContext(prompt, Sampler(Sampling(), prompt), ToyBackend("a", vocab=7).open(prompt[:-1]))
+        RequestContext(
+            prompt, Sampler(Sampling(), prompt), ToyBackend("a", vocab=7).open(prompt[:-1])
+        )
     )
     merge.prelaunch(TreeShape(1, 1, 1, 1), Tree(prompt[-1]))  # as while the first pass runs
     able = TreeShape(20, 4, 4, 3, hope=4.0, longest=9)

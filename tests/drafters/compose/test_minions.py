@@ -5,6 +5,7 @@ import pytest
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
+from sapwood.core.protocols import Drafter
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import ROOT, Tree
@@ -58,3 +59,30 @@ def test_drawn_tokens_cannot_be_voted_on() -> None:
 
 def test_no_whole_tree_is_drafted() -> None:
     assert three().prelaunch(None, Tree(0)) is None  # type: ignore[arg-type, func-returns-value]
+
+
+def test_weights_are_shares_of_what_was_verified() -> None:
+    drafters: list[Drafter] = [DraftModel(model=ToyBackend(salt)) for salt in ("a", "b")]
+    recipe = Recipe(
+        Minions(drafters=drafters, fade=1.0),
+        BeamPath(beam=1),
+        Match(),
+        Fixed(nodes=1, depth=1, width=2),
+    )
+    engine = Engine(ToyBackend("a"), recipe)
+    bound = engine.recipe.drafter
+    assert isinstance(bound, Minions)
+    outcome = next(engine.rounds([0, 1, 2], Sampling(max_tokens=9), KeyedRng(0)))
+    hit, tried = outcome.verified_nodes()
+    mine = [
+        [
+            bool(hit[node])
+            for node in np.flatnonzero(tried)
+            if outcome.grown.sources[node] >> place & 1
+        ]
+        for place in (0, 1)
+    ]
+    assert any(mine)
+    assert bound.weights()[:2] == pytest.approx(
+        [(sum(seen) + 1) / (len(seen) + 2) for seen in mine]
+    )

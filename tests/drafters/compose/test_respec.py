@@ -1,5 +1,7 @@
 """Retrieval decides when and what by the target's entropy and by feedback; the text stays."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,24 @@ def test_it_retrieves_only_where_the_target_was_sure() -> None:
         assert (tree.sources[1:] == 1 << source).all()
         assert (drafter.retrieving_ is tree) == (source == 1)
         drafter.entropies_.clear()
+
+
+@pytest.mark.usefixtures("always_sure")
+def test_a_retrieved_tree_is_retrieved_on_all_its_levels() -> None:
+    drafter = begun()
+    tree = Tree(1)
+    drafter.expand(tree, [(ROOT, 2)], KeyedRng(0))
+    first = tree.children(ROOT)
+    assert first
+    drafter.expand(tree, [(first[0], 2)], KeyedRng(0))
+    assert len(tree.children(first[0])) > 0
+    assert (tree.sources[1:] == 1 << 1).all()
+
+
+def test_no_tree_is_grown_beforehand() -> None:
+    shape: Any = None
+    assert not made().accepts_seed()
+    assert made().draft_tree(0, shape) is None
 
 
 def test_the_limit_lies_between_right_and_wrong() -> None:

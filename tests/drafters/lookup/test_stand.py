@@ -59,6 +59,20 @@ def test_old_ngrams_are_dropped() -> None:
     assert len(bound.table) <= 20
 
 
+def test_the_newest_half_stays() -> None:
+    stand = Stand(n=1, most=4)
+    stand.vocab = 9
+    stand.table = {}
+    tokens, chances = np.array([[0]] * 5), np.ones((5, 1))
+    stand._learn([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], tokens, chances)
+    assert list(stand.table) == [(4,), (5,)]
+
+
+def test_the_best_tokens_of_a_distribution_are_kept() -> None:
+    bound = run(Stand(count=2, n=8))
+    assert {len(sums) for times, sums in bound.table.values() if times == 1} == {2}
+
+
 @pytest.mark.parametrize(("draws", "verifier"), [(Draw.SWOR, Rrs()), (Draw.MIXED, Mixed())])
 def test_what_is_learned_keeps_the_law(draws: Draw, verifier: Rrs | Mixed) -> None:
     """Two rounds: the second drafts from what the first has shown."""

@@ -173,6 +173,11 @@ def multiplied(config: Any) -> bool:
     return logit_factor(config) != 1.0 or getattr(config, "residual_multiplier", 1.0) != 1.0
 
 
+def has_experts(config: Any) -> bool:
+    """True if a router chooses among experts in its layers."""
+    return bool(getattr(config, "num_experts_per_tok", None))
+
+
 def logit_factor(config: Any) -> float:
     """Factor of the logits, which the described output head contains."""
     return 1.0 / float(getattr(config, "logits_scaling", 1.0))

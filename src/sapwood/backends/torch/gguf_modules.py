@@ -110,7 +110,7 @@ class GgufModules:
     def uneven(self) -> str:
         """The reason why its matrices cannot stay as they are in the file; empty if they can."""
         family = FAMILIES[self.config.model_type]
-        if family.activation or getattr(self.config, "num_experts_per_tok", None):
+        if family.activation or architectures.has_experts(self.config):
             return "its experts have no products as they are in the file"
         width = self.model.model.layers[0].self_attn.head_dim
         if architectures.multiplied(self.config):
