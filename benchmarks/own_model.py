@@ -154,6 +154,7 @@ class Measurement:
         """Measure what is missing; yields after every value."""
         yield from self._alone()
         info = self.llm.target.info
+        os.environ[HIDE] = "0"  # else none would be found
         kinds = [False, True] if has("eagle3", info.model, info.weights) else [False]
         for heads in kinds:
             for level in self.args.at_once:
