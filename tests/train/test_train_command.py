@@ -77,7 +77,7 @@ def test_a_run_may_begin_from_an_earlier_head(place: Place, tmp_path: Path) -> N
     before, after = (
         json.loads((home / "training.json").read_text()) for home in (place.whole, tmp_path / "on")
     )
-    assert after["curve"][0]["loss"] < 1.1 * before["curve"][-1]["loss"]
+    assert after["curve"][0]["loss"] < 1.2 * before["curve"][-1]["loss"]
     assert after["facts"]["draft_vocabulary"] == before["facts"]["draft_vocabulary"] == 200
     one, other = (files.load(home).state_dict() for home in (place.whole, tmp_path / "on"))
     assert torch.equal(one["d2t"], other["d2t"])

@@ -151,5 +151,13 @@ def show(found: list[dict[str, Any]], as_json: bool) -> None:
         if (gain := one.get("gain")) is not None:
             typer.echo(
                 f"measured on {gain['prompts']} prompts: {gain['speedup']:.2f}x plain decoding, "
-                f"{gain['tokens_per_pass']:.2f} tokens per pass"
+                f"{gain['tokens_per_pass']:.2f} tokens per pass; auto without it "
+                f"{gain['without']:.2f}x"
+            )
+        if one.get("set_aside"):
+            from sapwood.common.drafter_store import SET_ASIDE
+
+            typer.echo(
+                "it is set aside, and recipes go on without it: train it longer, or delete "
+                f"{SET_ASIDE} in its folder to use it"
             )

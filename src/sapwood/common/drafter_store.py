@@ -3,7 +3,8 @@
 import glob
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -18,15 +19,20 @@ SHIPPED = Path(__file__).parents[1] / "shipped"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 BUILT_IN = "smollm2"  # always the built-in model, also where a folder has this name
 HIDE = "SAPWOOD_NO_HEADS"  # environment variable: use no trained part that is not named
+SET_ASIDE = "set-aside.txt"  # says in a part's folder why it is not used
 LONGEST = 120  # characters of a folder's name; a longer one ends in a hash
+
+
+_IGNORED: set[Path] = set()  # folders that this process takes for missing
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMatch:
-    """A trained part for a model, and one of its name that was trained for other weights."""
+    """A trained part for a model, and one of its name that is not used."""
 
     folder: Path | None
-    stale: Path | None = None
+    stale: Path | None = None  # trained for other weights
+    idle: Path | None = None  # set aside
 
 
 def search(kind: str, model: str, weights: Fingerprint | None = None) -> StoreMatch:
@@ -37,20 +43,49 @@ def search(kind: str, model: str, weights: Fingerprint | None = None) -> StoreMa
     if hidden():
         return StoreMatch(None)
     stale: Path | None = None
+    idle: Path | None = None
     for store, named_folder in (
         (cache_folder() / "drafters", safe(named(model))),
         (SHIPPED, safe(model)),
     ):
         own = store / named_folder / safe(kind)
         if (own / WEIGHTS).is_file():
-            if fits(own, weights) is not False:
+            if fits(own, weights) is False:
+                stale = stale or own
+            elif usable(own):
                 return StoreMatch(own)
-            stale = stale or own
+            else:
+                idle = idle or own
         others = [] if weights is None else trained_parts(store, kind)
         for folder in others:
-            if folder != own and fits(folder, weights):
+            if folder != own and fits(folder, weights) and usable(folder):
                 return StoreMatch(folder)
-    return StoreMatch(None, stale)
+    return StoreMatch(None, stale, idle)
+
+
+def usable(folder: Path) -> bool:
+    """True when the part of a folder is not set aside."""
+    return folder not in _IGNORED and not (folder / SET_ASIDE).is_file()
+
+
+@contextmanager
+def ignored(folder: Path) -> Iterator[None]:
+    """Take a part for missing, to compare recipes with and without it."""
+    _IGNORED.add(folder)
+    try:
+        yield
+    finally:
+        _IGNORED.discard(folder)
+
+
+def set_aside(folder: Path, reason: str) -> None:
+    """Keep a part without using it; deleting the file with the reason brings it back."""
+    (folder / SET_ASIDE).write_text(f"{reason}\n", encoding="utf-8")
+
+
+def bring_back(folder: Path) -> None:
+    """Use a part that was set aside."""
+    (folder / SET_ASIDE).unlink(missing_ok=True)
 
 
 def fits(folder: Path, weights: Fingerprint | None) -> bool | None:
@@ -74,6 +109,12 @@ def find(kind: str, model: str, weights: Fingerprint | None = None) -> Path:
         return match.folder
     if match.stale is not None:
         raise SapwoodError(refusal(match.stale, kind, model))
+    if match.idle is not None and (match.idle / SET_ASIDE).is_file():
+        reason = (match.idle / SET_ASIDE).read_text(encoding="utf-8").strip()
+        raise SapwoodError(
+            f"the {kind} in {match.idle} is set aside, as {reason}; train it longer, "
+            f"or delete {SET_ASIDE} there to use it"
+        )
     raise SapwoodError(
         f"no trained {kind} for {model}; make one with `sapwood train {kind} --model {model}`"
     )

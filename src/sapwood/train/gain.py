@@ -1,12 +1,14 @@
-"""Gain of a trained head: the recipe that uses it against plain decoding, side by side."""
+"""Gain of a trained head: `auto` with it and without it against plain decoding, in turns."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sapwood.common import drafter_store
 from sapwood.errors import SapwoodError
 from sapwood.llm import LLM
 
@@ -25,40 +27,49 @@ LOSS = 1.6  # of tokens per pass, to drafting and to wider passes: speedups meas
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Speedup over plain decoding of the same answers, the prefill left out."""
+    """Speedups over plain decoding of the same answers, the prefill left out."""
 
     speedup: float
     tokens_per_pass: float
     prompts: int
+    without: float  # of `auto` without this head: with an earlier one, or with lookups
+
+    @property
+    def pays(self) -> bool:
+        """True when `auto` is at least as fast with the head as without it."""
+        return self.speedup >= self.without
 
 
 def measured_gain(
-    model: str, kind: str, folder: Path | None, seconds: float, **options: Any
+    model: str, kind: str, folder: Path, seconds: float, *, found: bool = False, **options: Any
 ) -> Gain | None:
     """Decode a few answers with and without the head, for about so many seconds.
 
-    `folder` is that of a head that recipes do not find. None if there is no time or no answer.
+    `found`: recipes find the head of this folder by themselves. None if there is no time or no
+    answer.
     """
     deadline = time.monotonic() + seconds
-    drafter = None if folder is None else f"{kind}(head={str(folder)!r})"
+    drafter = None if found else f"{kind}(head={str(folder)!r})"
     try:
         llm = LLM(model, "auto", drafter=drafter, **options)
-        plain = llm.with_recipe("plain")
-        for each in (llm, plain):  # loads and compiles
+        with drafter_store.ignored(folder) if found else nullcontext():
+            ways = [llm.with_recipe("plain"), llm, llm.with_recipe("auto")]
+        for each in ways:  # loads and compiles
             each.generate(PROMPTS[-1], max_tokens=8)
-        spent = np.zeros(2)
+        spent = np.zeros(len(ways))
         passes = tokens = prompts = 0
         for prompt in PROMPTS:
             if prompts and time.monotonic() >= deadline:
                 break
-            found = [each.generate(prompt, max_tokens=LENGTH).stats for each in (plain, llm)]
-            spent += [one.seconds - one.prefill_s for one in found]
-            passes += found[1].passes
-            tokens += found[1].tokens
+            stats = [each.generate(prompt, max_tokens=LENGTH).stats for each in ways]
+            spent += [one.seconds - one.prefill_s for one in stats]
+            passes += stats[1].passes
+            tokens += stats[1].tokens
             prompts += 1
     except SapwoodError:  # such as a model without a tokenizer
         return None
-    return Gain(float(spent[0] / spent[1]), tokens / passes, prompts)
+    plain, with_head, without = spent
+    return Gain(float(plain / with_head), tokens / passes, prompts, float(plain / without))
 
 
 def expected_tokens(agreement: list[float]) -> float:

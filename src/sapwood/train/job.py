@@ -51,10 +51,11 @@ LEAST = 256  # fewest tokens of a training batch
 PROBE = 256  # tokens that are read to tell how slow a machine is
 STEP_COST = 4.0  # time of a training step against that of reading its tokens
 STEP_S = 10.0  # seconds that a step may take: what a kill loses
-# options of an EAGLE-3 head on a slow machine: cheaper steps, of which more fit into the minutes
-SMALL: dict[str, Any] = {"unroll": 4, "vocabulary": 6144}
+# options of an EAGLE-3 head on a CPU: cheaper steps, of which more fit into the minutes
+SMALL: dict[str, Any] = {"unroll": 3, "vocabulary": 6144}
 SMALL_INNER = 2  # width of its MLP in widths of the target
 GAIN_SHARE = 0.1  # of the minutes, for measuring what was gained
+NO_GAIN = "auto was slower with it than without it when it was trained"
 GAIN_S = 60.0  # and at most so many seconds, besides loading the model
 
 
@@ -100,9 +101,15 @@ def run(job: TrainJob, watch: JobObserver) -> list[dict[str, Any]]:
         watch.say(f"measuring what {record['kind']} has gained")
         left = max(0.0, job.minutes * 60 - (time.monotonic() - began))
         options = {"device": job.device, "dtype": job.dtype, "threads": job.threads}
-        folder = None if job.out is None else Path(record["out"])
-        gain = measured_gain(job.model, record["kind"], folder, min(left, GAIN_S), **options)
+        folder = Path(record["out"])
+        kept = job.out is None  # where recipes look for it
+        gain = measured_gain(
+            job.model, record["kind"], folder, min(left, GAIN_S), found=kept, **options
+        )
         record["gain"] = None if gain is None else asdict(gain)
+        record["set_aside"] = kept and gain is not None and not gain.pays
+        if record["set_aside"]:
+            drafter_store.set_aside(folder, NO_GAIN)
     return records
 
 
@@ -123,7 +130,7 @@ def train(job: TrainJob, watch: JobObserver, began: float) -> list[dict[str, Any
     )
     teacher = Teacher(backend)
     batch = batch_tokens(teacher, state)
-    if batch < BATCH[teacher.device.type]:
+    if teacher.device.type == "cpu":
         objectives = tuple(
             smaller(one, kind, teacher) for one, kind in zip(objectives, job.kinds, strict=True)
         )
@@ -194,7 +201,7 @@ def fitting(most: int, each: float) -> int:
 
 
 def smaller(one: Objective, spelled: str, teacher: Teacher) -> Objective:
-    """A head that a slow machine can train in minutes, where no options are given."""
+    """A head that takes less work to train, where no options are given."""
     if isinstance(one, Eagle3Objective) and spelled == one.kind:
         return replace(one, inner=SMALL_INNER * teacher.width, **SMALL)
     return one
@@ -352,4 +359,5 @@ def keep(
     if weights is not None and out == home:
         weights.save(home)
     curves.write(home, notes, facts)
+    drafter_store.bring_back(home)  # an earlier one may have been set aside
     return {"out": str(out), "seconds": notes.spent, "loss": notes.curve[-1].loss, **facts}
