@@ -61,6 +61,7 @@ TITLES = {
     "cpu-serving.json": "Many requests at a time on a CPU",
     model_evidence.OWN_MODEL: "Models without a head",
     model_evidence.FOUR_BITS: "Four bits on a CPU",
+    model_evidence.FOUR_BITS_AVX2: "Four bits without AVX-512",
     model_evidence.MEMORY: "Memory on a CPU",
     "deadline.json": "A deadline per token",
     "overlap.json": "Drafting beside the pass",
@@ -92,6 +93,7 @@ ABOUT = {
     "cpu-serving.json": "SmolLM2-135M, int8, requests that share passes",
     model_evidence.OWN_MODEL: "int8 models without a trained head, by kind of prompt and by load",
     model_evidence.FOUR_BITS: "4-bit GGUF files as they are, beside int8 and llama.cpp",
+    model_evidence.FOUR_BITS_AVX2: "the same as on a processor that has no AVX-512",
     model_evidence.MEMORY: "GGUF files: disk, memory and seconds to the first token",
     "deadline.json": "SmolLM2-135M, int8, requests that arrive at a rate that doubles",
     "overlap.json": "random models, int8: seconds per token of a draft beside the pass",
@@ -199,7 +201,7 @@ def gain(name: str, record: Record) -> str:
         rows = [row for row in record["rows"].values() if row["recipe"] == "auto"]
         speeds = [row["speedup"]["mean"] for row in rows]
         return f"{min(speeds):.2f} to {max(speeds):.2f} by group"
-    if name == model_evidence.FOUR_BITS:
+    if name in (model_evidence.FOUR_BITS, model_evidence.FOUR_BITS_AVX2):
         return model_evidence.four_bits_gain(record)
     if name in (
         "cpu-remote.json",
@@ -723,6 +725,9 @@ SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {
     evidence.LONG: evidence.long_section,
     model_evidence.OWN_MODEL: model_evidence.own_model_section,
     model_evidence.FOUR_BITS: model_evidence.four_bits_section,
+    model_evidence.FOUR_BITS_AVX2: partial(
+        model_evidence.four_bits_section, name=model_evidence.FOUR_BITS_AVX2
+    ),
     model_evidence.MEMORY: model_evidence.memory_section,
     evidence.DEADLINE: evidence.deadline_section,
     evidence.OVERLAP: evidence.overlap_section,

@@ -9,6 +9,7 @@ from tools.evidence import RESULTS, Record, markdown, titled
 
 OWN_MODEL = "own-model.json"
 FOUR_BITS = "four-bits.json"
+FOUR_BITS_AVX2 = "four-bits-avx2.json"
 MEMORY = "memory.json"
 
 
@@ -75,8 +76,9 @@ def interval_of(speed: Mapping[str, float] | None) -> str:
     )
 
 
-def four_bits_section(record: Record) -> Iterator[str]:
+def four_bits_section(record: Record, name: str = FOUR_BITS) -> Iterator[str]:
     """4-bit files in int4, in int8 and in llama.cpp, for the page of benchmarks."""
+    avx2 = name == FOUR_BITS_AVX2
     rows = [
         [
             file,
@@ -87,16 +89,19 @@ def four_bits_section(record: Record) -> Iterator[str]:
     ]
     settings, machine = record["settings"], record["machine"]
     text = (
-        "GGUF files with 4-bit weights, one request, greedy: plain decoding with the file as it is "
+        "GGUF files with 4-bit weights, one request, greedy, prompts of Spec-Bench: plain decoding with the file as it is "
         "(ms per token), against int8 and against llama.cpp on the same file, and `auto`, with "
-        "trained heads hidden and, where the weights have one, with it. Engines in processes of "
+        "trained heads hidden and, where the weights have one, with it. "
+        + ("Our kernels as on a processor with AVX2 alone, llama.cpp built for it. " * avx2)
+        + "Engines in processes of "
         f"their own take turns of {settings['turn']} tokens; ratios of tokens per second with "
         "95 % bootstrap intervals over rounds of turns, of medians between plain engines and of "
         f"means with `auto`. {machine['cpu']}, {settings['threads']} threads, commit "
-        f"{record['commit']}. File: [{FOUR_BITS}](../{RESULTS}/{FOUR_BITS})."
+        f"{record['commit']}. File: [{name}](../{RESULTS}/{name})."
     )
     heads = ["file", "plain, ms", *FOUR_BIT_RATIOS]
-    yield titled("Four bits on a CPU", text, markdown(heads, rows), record, FOUR_BITS)
+    title = "Four bits without AVX-512" if avx2 else "Four bits on a CPU"
+    yield titled(title, text, markdown(heads, rows), record, name)
 
 
 # ---------------------------------------------------------------------------------------- memory
