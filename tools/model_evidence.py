@@ -90,8 +90,9 @@ def four_bits_section(record: Record, name: str = FOUR_BITS) -> Iterator[str]:
     settings, machine = record["settings"], record["machine"]
     text = (
         "GGUF files with 4-bit weights, one request, greedy, prompts of Spec-Bench: plain "
-        "decoding with the file as it is (ms per token), against int8 and against llama.cpp on the "
-        "same file, and `auto`, with trained heads hidden and, where the weights have one, with it. "
+        "decoding with the file as it is (ms per token), against int8 and against llama.cpp on "
+        "the same file, and `auto`, with trained heads hidden and, where the weights have one, "
+        "with it. "
         + ("Our kernels as on a processor with AVX2 alone, llama.cpp built for it. " * avx2)
         + "Engines in processes of "
         f"their own take turns of {settings['turn']} tokens; ratios of tokens per second with "

@@ -27,7 +27,8 @@ def test_every_table_and_picture_has_its_command() -> None:
     assert len(sections) >= 6
     for section in sections:
         assert re.search(
-            r"Made by:\n\n```\n(SAPWOOD_CPU=avx2 )?(sapwood bench|python \S+\.py|python -m \S+) ", section
+            r"Made by:\n\n```\n(SAPWOOD_CPU=avx2 )?(sapwood bench|python \S+\.py|python -m \S+) ",
+            section,
         ), section.splitlines()[0]
         assert "| --- |" in section or "![" in section
         assert "/tmp" not in section

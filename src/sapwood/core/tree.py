@@ -260,7 +260,8 @@ class Tree:
     @property
     def height(self) -> int:
         """Depth of the deepest node."""
-        return int(self.depths.max())
+        deepest: int = max(self.depths.tolist())  # of few nodes: a list is faster
+        return deepest
 
     def children(self, node: int) -> list[int]:
         """Children in the order they were added."""

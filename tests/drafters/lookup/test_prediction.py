@@ -125,15 +125,21 @@ def test_a_prediction_that_is_right_is_read_off() -> None:
     assert len(outcomes) <= len(tokens(OLD)) / 16 + 2
 
 
+USELESS = (
+    "The quick brown fox jumps over the lazy dog, again and again, until the sun goes down. " * 3,
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. " * 3,
+    "0123456789 " * 20,
+    "SELECT name, age FROM people WHERE age > 30 ORDER BY name;\n" * 4,
+    "the rain in spain stays mainly in the plain and the width of it is great\n" * 3,
+)
+
+
 def test_a_useless_prediction_costs_little() -> None:
-    other = (
-        "The quick brown fox jumps over the lazy dog, again and again, until the sun goes down. "
-        * 3
-    )
-    with_it, without = (
-        seconds(play(resolve("auto"), NEW, prediction)) for prediction in (other, "")
-    )
-    assert with_it <= 1.06 * without
+    with_it = [seconds(play(resolve("auto"), NEW, other)) for other in USELESS]
+    without = seconds(play(resolve("auto"), NEW, ""))
+    plain = seconds(play(resolve("plain"), NEW, ""))
+    assert max(with_it) <= 1.02 * plain  # what tries cost is bounded, whatever was predicted
+    assert sum(with_it) / len(with_it) <= 1.16 * without < plain
 
 
 def test_auto_is_faster_with_a_good_prediction() -> None:

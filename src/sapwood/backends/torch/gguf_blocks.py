@@ -15,6 +15,7 @@ import numpy as np
 from sapwood.backends.torch.cpu_int8.block_gemm import BlockStrip
 from sapwood.backends.torch.cpu_int8.block_quant import to_eight
 from sapwood.backends.torch.cpu_int8.block_tile import GROUP, MIN4, SIGNED4, SIGNED8
+from sapwood.backends.torch.cpu_int8.embedding_table import HALVES, read_only, read_rows
 from sapwood.backends.torch.cpu_int8.intrinsics import BLOCK
 from sapwood.common.gguf_header import BLOCKS, GgufHeader, TensorInfo
 from sapwood.core.array_types import FloatArray
@@ -178,14 +179,18 @@ class GgufMatrix:
         whole = np.memmap(self.path, np.uint8, "r", self._start, (size,))
         return np.asarray(whole).reshape(self.outputs, self._length)
 
+    @cached_property
+    def _blocks(self) -> Bytes:
+        """The mapped rows in blocks of Q8_0, [outputs, groups, bytes]."""
+        blocks: Bytes = read_only(self._mapped.reshape(self.outputs, -1, BLOCKS[Q8_0][1]))
+        return blocks
+
     def take(self, tokens: Any) -> FloatArray:
         """Rows of an embedding, float32 [tokens, inputs]; unread pages take no memory."""
-        rows = self._mapped[tokens]
         if self.kind == Q8_0:
-            blocks = rows.reshape(len(rows), -1, BLOCKS[Q8_0][1])
-            scales = half(blocks, 0).astype(np.float32)[..., None]
-            found = blocks[..., 2:].view(np.int8) * scales
-            return np.ascontiguousarray(found.reshape(len(rows), -1))
+            out = np.empty((len(tokens), self.inputs), np.float32)
+            read_rows(self._blocks, HALVES, tokens, out)
+            return out
         return np.stack([self._row(int(token)) for token in tokens])
 
     def eight_bit_blocks(self) -> Bytes:

@@ -159,12 +159,25 @@ class PagedSlots(KvSlots):
         """Slots of these positions, [positions]."""
         size = self.table.blocks.block
         blocks = self._block_ids()
-        wanted = np.asarray(places, np.int64)
+        # a range is slow to convert
+        wanted: IntArray = (
+            np.arange(places.start, places.stop)
+            if isinstance(places, range)
+            else np.asarray(places, np.int64)
+        )
         if len(self._runs) == 1:
             return wanted + self._runs[0][0]
         block, rest = np.divmod(wanted, size)
         found: IntArray = blocks[block] * size + rest
         return found
+
+    def where(self, places: range) -> slice | Tensor:
+        """Slots of consecutive positions, as an index into buffers."""
+        self._block_ids()
+        if len(self._runs) != 1:
+            return super().where(places)
+        first = self._runs[0][0]
+        return slice(first + places.start, first + places.stop)
 
     def copy(self, used: int) -> "PagedSlots":
         """A copy of the first `used` positions: full blocks are shared, the last one is copied."""

@@ -85,6 +85,9 @@ class SuffixAutomaton:
     def shares(self, state: int) -> list[tuple[int, float]]:
         """Continuations with their shares, best first, the more recent first among equals."""
         edges = self.edges[state]
+        if len(edges) == 1:
+            [token] = edges
+            return [(token, 1.0)]
         order = self.leaders.get(state) or edges
         total = sum(self.counts[edges[token]] for token in order)
         return [(token, self.counts[edges[token]] / total) for token in order]

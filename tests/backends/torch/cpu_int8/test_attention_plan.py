@@ -95,6 +95,14 @@ def test_a_piece_sees_what_the_whole_mask_says(window: int, start: int, stop: in
     assert found.oldest.tolist() == (wanted if block.windowed(window) else [0] * (stop - start))
 
 
+@pytest.mark.parametrize("window", [0, 1, 3, 50])
+def test_a_root_alone_sees_its_text_and_itself(window: int) -> None:
+    tree = Tree.of_root(7)
+    found = visible_keys(MaskBlock(5, tree.parents, tree.depths), window, 0, 1, 1)
+    assert found.seen.tolist() == [[True]]
+    assert found.oldest.tolist() == [min(max(0, 5 - window + 1), 5) if window else 0]
+
+
 def test_each_window_has_a_sight_of_its_own() -> None:
     [found] = made((chain(9, 4), RowSpan(KvSlots(layout(), 20), 9, 4)), windows={0, 3})
     assert set(found.sights) == {0, 3}

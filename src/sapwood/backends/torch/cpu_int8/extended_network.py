@@ -201,7 +201,7 @@ class ExtendedNetwork(Int8Network):
         kept = Kept()
         x = self._embed(rows) if start is None else start  # updated in place
         scales = np.empty(len(x), np.float32)
-        turns = self._turns(rows.positions)
+        turns = self._turns(rows)
         row_groups = list(pieces(self.net, rows, self.windows))
         for index, layer in enumerate(self.layers[first:stop], first):
             if index in watched:

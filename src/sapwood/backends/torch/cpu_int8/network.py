@@ -264,7 +264,7 @@ class Int8Network:
         x = self._embed(rows) if start is None else start
         end = len(self.layers) if stop is None else stop
         return runner.run(
-            x, rows, self._turns(rows.positions), watched, first, end, logit_rows, beside=beside
+            x, rows, self._turns(rows), watched, first, end, logit_rows, beside=beside
         )
 
     def _layers(
@@ -286,7 +286,7 @@ class Int8Network:
         stream = x.numpy()
         scales = np.empty(count, np.float32)
         bits = np.empty(net.inner, np.int32)
-        turns = self._turns(rows.positions)
+        turns = self._turns(rows)
         row_groups = list(pieces(net, rows, self.windows))
         for index, layer in enumerate(self.layers[first:stop], first):
             runs_attention = 2 * index not in self.skip
@@ -360,11 +360,12 @@ class Int8Network:
             piece.softmax_weights(index, layer.window, self.cap, layer.sinks)
             attention.collect(piece.sum_array, piece.results, out[rows], scales[rows])
 
-    def _turns(self, positions: IntArray) -> Floats:
+    def _turns(self, rows: PassInput) -> Floats:
         """Cosines and sines of each row's position, [angles, 2, rows, head width / 2]."""
-        if (most := int(positions.max())) >= self.rotary_table.shape[2]:
-            self.rotary_table = np.stack([rotations(one, 2 * most + 1) for one in self.net.angles])
-        found: Floats = self.rotary_table.take(positions, 2)
+        longest = max([block.slots + block.gap for block in rows.blocks])
+        if longest > self.rotary_table.shape[2]:
+            self.rotary_table = np.stack([rotations(one, 2 * longest) for one in self.net.angles])
+        found: Floats = self.rotary_table.take(rows.positions, 2)
         return found
 
 

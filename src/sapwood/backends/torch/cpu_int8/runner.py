@@ -23,6 +23,7 @@ from sapwood.backends.torch.cpu_int8.pass_args import (
     PassScratch,
     SessionTables,
 )
+from sapwood.backends.torch.cpu_int8.pointwise import compiled
 from sapwood.backends.torch.cpu_int8.thread_team import (
     COUNTERS,
     PREFETCHER,
@@ -31,7 +32,7 @@ from sapwood.backends.torch.cpu_int8.thread_team import (
     aligned,
 )
 from sapwood.backends.torch.llama import LlamaModel
-from sapwood.backends.torch.network import Kept, MaskBlock, PassInput, joined, visible_nodes
+from sapwood.backends.torch.network import WHOLE, Kept, MaskBlock, PassInput, joined
 from sapwood.core.array_types import BoolArray, IntArray
 
 # padding of rows of logits: rows a power of two apart would compete for the same cache sets
@@ -57,13 +58,58 @@ class VisibleKeys:
 
 def visible_keys(block: MaskBlock, window: int, start: int, stop: int, nodes: int) -> VisibleKeys:
     """Keys that the rows from `start` to `stop` see, among the first `nodes` nodes."""
-    oldest = np.zeros(stop - start, np.int64)
-    if block.windowed(window):
-        positions = block.length + block.depths[block.since :]
-        oldest = np.clip(positions[start:stop] - window + 1, 0, block.length)
-    return VisibleKeys(
-        oldest, np.ascontiguousarray(visible_nodes(block, window)[start:stop, :nodes])
-    )
+    oldest = np.empty((1, block.rows), np.int64)
+    seen = np.empty((1, block.rows * len(block.parents)), np.bool_)
+    mark_visible(block, np.array([window]), oldest, seen, 0, 0)
+    rows = seen.reshape(block.rows, -1)
+    return VisibleKeys(oldest[0, start:stop], np.ascontiguousarray(rows[start:stop, :nodes]))
+
+
+def mark_visible(
+    block: MaskBlock, windows: IntArray, oldest: IntArray, seen: BoolArray, row: int, mark: int
+) -> None:
+    """Write the keys that a session's rows see in layers with each of these windows.
+
+    `oldest` [windows, rows] from `row` on is the first committed key of each row, and `seen`
+    [windows, rows * nodes] from `mark` on its nodes.
+    """
+    length = block.length
+    if len(block.parents) > 1:
+        _mark(block.parents, block.depths, block.since, length, windows, oldest, seen, row, mark)
+        return
+    # a root alone; its columns are read-only, which is another type for compiled code
+    seen[:, mark] = True
+    for w, window in enumerate(windows.tolist()):
+        oldest[w, row] = 0 if window == WHOLE else min(max(length - window + 1, 0), length)
+
+
+@compiled
+def _mark(
+    parents: Any,  # [nodes] int64
+    depths: Any,  # [nodes] int64
+    since: int,
+    length: int,
+    windows: Any,
+    oldest: Any,
+    seen: Any,
+    row: int,
+    mark: int,
+) -> None:
+    """`mark_visible`, compiled."""
+    nodes = parents.shape[0]
+    for w in range(windows.shape[0]):
+        window = windows[w]
+        for r in range(nodes - since):
+            node = since + r
+            own = seen[w, mark + r * nodes : mark + (r + 1) * nodes]
+            own[:] = False
+            first = 0  # position of the first key
+            if window != WHOLE:
+                first = max(length + depths[node] - window + 1, 0)
+            oldest[w, row + r] = min(first, length)
+            while node >= 0 and length + depths[node] >= first:
+                own[node] = True
+                node = parents[node]
 
 
 def place(linear: Int8Linear | BlockLinear) -> list[int]:
@@ -117,7 +163,8 @@ class PassRunnerCpu:
         self.sizes = net
         self.head = head
         self.layers = layers
-        self.windows = sorted({layer.window for layer in layers})
+        windows = sorted({layer.window for layer in layers})
+        self.windows = np.array(windows)
         self.active = np.array(
             [[2 * i not in skip, 2 * i + 1 not in skip] for i in range(len(layers))]
         )
@@ -127,7 +174,7 @@ class PassRunnerCpu:
             norms=np.stack([np.stack((layer.norm, layer.mlp_norm)) for layer in layers]),
             bias=np.stack([layer.bias for layer in layers]),
             head_norms=np.stack([layer.norms for layer in layers]),
-            sights=np.array([self.windows.index(layer.window) for layer in layers]),
+            sights=np.array([windows.index(layer.window) for layer in layers]),
             rotary=np.array([layer.rotary for layer in layers]),
             head=np.array(place(head)),
             norm=norm,
@@ -185,8 +232,8 @@ class PassRunnerCpu:
             rows.spans[0].slots.settle = task.finish
         else:
             task.finish()
-        *inputs, states = torch.from_numpy(kept).unbind()
-        found = dict(zip(wanted, inputs, strict=True))
+        found = {layer: torch.from_numpy(kept[i]) for i, layer in enumerate(wanted)}
+        states = torch.from_numpy(kept[-1])
         if ends and layers in watched:
             found[layers] = states
         return states, torch.from_numpy(logits[:, : self.head.outputs]), found
@@ -247,31 +294,28 @@ class PassRunnerCpu:
         table = []
         slots = []
         runs = []
-        sights = []
+        windows = len(self.windows)
+        marks = sum(block.rows * len(block.parents) for block in rows.blocks)
+        oldest = np.empty((windows, len(rows.tokens)), np.int64)
+        seen = np.empty((windows, marks), np.bool_)
         first = run = mark = 0
         for block, span in zip(rows.blocks, rows.spans, strict=True):
-            nodes = block.since + span.rows
             planes, sizes = span.slots.buffers
-            runs.append(span.slots.runs(block.length + nodes))
+            runs.append(span.slots.runs(block.slots))
             slots.append(span.slots.places(range(span.start, span.start + span.rows)))
-            sights.append(
-                [visible_keys(block, window, 0, span.rows, nodes) for window in self.windows]
-            )
+            mark_visible(block, self.windows, oldest, seen, first, mark)
             table.append([
                 first, span.rows, block.length, block.since, run, len(runs[-1]), mark,
                 planes.data_ptr(), sizes.data_ptr(), planes.shape[2],
             ])  # fmt: skip
             first = first + span.rows
             run = run + len(runs[-1])
-            mark = mark + span.rows * nodes
-        both = list(zip(*sights, strict=True))  # by window, then by session
+            mark = mark + span.rows * len(block.parents)
         return SessionTables(
             pieces=np.array(table),
             turns=turns,
             slots=joined(slots),
             runs=joined(runs),
-            oldest=joined([joined([sight.oldest for sight in window])[None] for window in both]),
-            seen=joined(
-                [joined([sight.seen.ravel() for sight in window])[None] for window in both]
-            ),
+            oldest=oldest,
+            seen=seen,
         )
