@@ -35,6 +35,7 @@ from sapwood.cli.methods import parts, recipes
 from sapwood.common.drafter_store import BUILT_IN, SHIPPED
 from sapwood.core.types import Draw
 from sapwood.recipe import parse
+from sapwood.recipes.without import SYSTEMS
 
 ROOT = Path(__file__).parents[1]
 METHODS = "docs/methods.md"
@@ -153,27 +154,11 @@ CHANGED: dict[str, str | None] = {
     "ltd": None,
     "judge": None,
 }
-ABSENT = """\
+WITHOUT_RECIPE = """\
 ## Without a recipe
 
-Systems of the surveys that no combination of these parts makes, and why:
-
-- **SPEED** (2310.12072) pipelines early predictions through layers that share their weights: a
-  model of that kind is needed; `ppsd` is the same pipeline for other models.
-- **SPACE** (2402.11809) tunes the target itself to fill masks: its text is another model's.
-- **FOLD** (ICLR 2026 submission) writes alternatives by an exit inside the verifying pass, whose
-  module was not to be had.
-- **SEED** (2406.18200) queues several drafts for one target, first come, first served; the server
-  and `generate` with a list check them in one pass instead, and `n` choices share their prompt.
-- **Best-of-n** over a shared tree is the server's `n`: the choices share the keys of their prompt,
-  and their trees one pass. Beam search is another text than plain decoding's; of its speculative
-  form, DSBD, `dsbd` has the width rule.
-- **SSD** (2510.04147) verifies the steps of a diffusion model, whose text is not written from left
-  to right: the loop has no such target, and no recipe names it. `sapwood.engine.diffusion` is a
-  driver of its own, for exact tables and small masked models; its text is that of decoding the same
-  diffusion model step by step.
-- **Training wheels** are no option of the trainer: no text or code with their rule was at hand.
-- **SpecPIM** is hardware, and **Speculative RAG** a pipeline of prompts.
+Systems of the surveys that no combination of these parts makes, and why; `sapwood methods --json`
+has them too.
 """
 LEGEND = """\
 Numbers: **tokens / pass** would be the speedup if drafting and wide passes cost nothing.
@@ -224,7 +209,13 @@ def page() -> str:
         heads = ["name", "what it does", "paper", *declared, "options", "file"]
         found = [part_row(row, declared) for row in built_in if row["family"] == family]
         sections += [f"## {title}\n", f"They {verb}.\n", table(heads, found)]
-    return "\n".join([*sections, evidence.directions(), ABSENT])
+    return "\n".join([*sections, evidence.directions(), WITHOUT_RECIPE, without_recipe()])
+
+
+def without_recipe() -> str:
+    """The systems that have no recipe."""
+    rows = [[code(one.name), one.system, link(one.paper), one.why] for one in SYSTEMS]
+    return table(["name", "system", "paper", "why"], rows)
 
 
 def families() -> Iterator[tuple[str, str, list[str]]]:

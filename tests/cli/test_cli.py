@@ -283,8 +283,11 @@ def test_the_record_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
         wanted = {"name", "system", "paper", "recipe", "guarantee", "training"}
         assert set(recipe) >= wanted | {"fidelity", "note", "stand_ins"}
     assert {"auto", "plain"} <= {recipe["name"] for recipe in found["recipes"]}
+    assert all(set(row) == {"name", "system", "paper", "why"} for row in found["without_recipe"])
     assert main(["methods"]) == 0
-    assert "shape[i] children" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "shape[i] children" in printed
+    assert "SPACE" in printed
 
 
 def test_profile_stores_what_it_shows(model: str, capsys: pytest.CaptureFixture[str]) -> None:

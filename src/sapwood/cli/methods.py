@@ -1,5 +1,6 @@
 """`sapwood methods`: every part and every named recipe."""
 
+import dataclasses
 import enum
 import json
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ DECLARED = {"drafter": ("draws",), "policy": ("prunes",), "verifier": ("accepts"
 
 def command(as_json: o.AsJson = False) -> None:
     """List every part and every named recipe, with paper, guarantee, needs and fidelity."""
-    record = {"parts": parts(), "recipes": recipes()}
+    record = {"parts": parts(), "recipes": recipes(), "without_recipe": without_recipe()}
     if as_json:
         print(json.dumps(record))
     else:
@@ -68,6 +69,13 @@ def recipes() -> list[dict[str, Any]]:
     return [row(entry) for entry in RECIPES.values()]
 
 
+def without_recipe() -> list[dict[str, Any]]:
+    """A row for each system of the surveys that has no recipe."""
+    from sapwood.recipes.without import SYSTEMS
+
+    return [dataclasses.asdict(system) for system in SYSTEMS]
+
+
 def plain(value: Any) -> Any:
     """Enums and sets as JSON values."""
     if isinstance(value, enum.Enum):
@@ -89,6 +97,9 @@ def tables(record: dict[str, list[dict[str, Any]]]) -> None:
     console.print(table("parts", ["family", "name", "paper", "declares", "what it does"], parted))
     keys = ["name", "system", "paper", "guarantee", "fidelity", "training", "recipe"]
     console.print(table("recipes", keys, [[row[key] for key in keys] for row in record["recipes"]]))
+    keys = ["name", "system", "paper", "why"]
+    missing = [[row[key] for key in keys] for row in record["without_recipe"]]
+    console.print(table("systems without a recipe", keys, missing))
 
 
 def declared(row: dict[str, Any]) -> str:

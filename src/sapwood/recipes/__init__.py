@@ -23,6 +23,7 @@ from sapwood.recipes import (
     verifiers,
 )
 from sapwood.recipes.entry import NamedRecipe
+from sapwood.recipes.without import WITHOUT
 from sapwood.spec_parser import read
 
 # by the titles that lists for people use
@@ -50,6 +51,8 @@ def named(text: str) -> str:
     word = text.strip()
     if word in RECIPES:
         return RECIPES[word].recipe
+    if word in WITHOUT:
+        raise SapwoodError(f"{WITHOUT[word].system} has no recipe. {WITHOUT[word].why}")
     if (
         "+" not in word
         and "(" not in word
