@@ -112,7 +112,7 @@ class Batch:
                     decoder.clock.lap("draft")
 
     def _wait(self, requests: Sequence[Request]) -> Iterator[Failure]:
-        """Wait for the trees that were drafted together; the first that is read brings all."""
+        """Wait for the trees that were drafted together: reading the first transfers all."""
         if not requests:
             return
         start = self.now()

@@ -1,7 +1,7 @@
 """Drafting for a target that runs elsewhere: text in, trees out.
 
-A draft server, or a plug-in of another engine, has no passes of its own to look at. It learns what
-was accepted from the tokens that were emitted: they walk through the tree that was drafted last.
+A draft server, or a plug-in of another engine, runs no passes of the target. It learns what was
+accepted from the emitted tokens, by following them through the tree that was drafted last.
 Drafters that read scores or hidden states of the target cannot work like that and are refused.
 """
 

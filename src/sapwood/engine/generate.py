@@ -74,7 +74,7 @@ def overlapped(
     *,
     measured: bool,
 ) -> Generator[Step]:
-    """Decode one request that shares no pass with others: drafts beside it, or runs in stages."""
+    """Decode one request alone: with drafts beside its passes, or over the stages of a pipeline."""
     builder = StepBuilder(engine, prompt, sampling, tokenizer, measured=measured)
     start = engine.now()
     first = True

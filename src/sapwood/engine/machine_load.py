@@ -14,7 +14,7 @@ BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq and time ta
 SHORTEST_S = 0.5  # a shorter measurement counts too few ticks
 LOST = 0.2  # share of the cores in use that others may take
 SPREAD = 1.5  # third quartile over first, of repeated passes of one size
-REPEATS = 4  # of a size that shows a spread
+REPEATS = 4  # fewest repeats of a size from which a spread is computed
 
 
 def busy_seconds() -> float | None:

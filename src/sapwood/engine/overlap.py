@@ -3,9 +3,9 @@
 A round sends the part of the lookahead that the policy names, and the drafter expands the lookahead
 further until the pass is over. The parts are those of the ordinary loop: the verifier decides over
 the sent tree alone, so the output is what it would be without overlap, whatever the drafter did
-meanwhile. What the emitted text leaves of the lookahead is the next one; the rest was drafted in
-vain and is counted as discarded. Whether overlap pays is measured: the policy's gauge compares the
-tokens per second of overlap, of drafting first, and of no draft, and the best one is used.
+meanwhile. The part of the lookahead below the emitted text is the next one; nodes of other branches
+are counted as discarded. Whether overlap pays is measured: the policy compares the tokens per
+second of overlap, of drafting first, and of no draft, and the best one is used.
 
 On a GPU a pass goes on after its launch, so a thread alone would queue the draft behind it: the
 drafter's thread launches on a second stream of the device, once the pass is launched.
@@ -123,7 +123,7 @@ class OverlapDecoder(RequestDecoder):
     def _score(self, tree: Tree, tip: int, drafting: ThreadPoolExecutor) -> TargetOutput:
         """The target's pass, with the drafter beside it until it is over."""
         over = Event()
-        # behind the sent nodes: one token that this pass checks, then the next draft
+        # below the sent nodes: first the token that this pass adds, then the next draft
         depth = int(tree.depths[tip]) + 1 + self.budget.depth
         work = TreeInput(self.session, self.tree)
         self.clock.lap("draft")

@@ -10,7 +10,7 @@ from sapwood.engine.loop import Engine
 from sapwood.engine.outputs import Completion
 
 SHARE = 0.15  # of the request's tokens that are decoded again
-FEWEST, MOST = 6, 32  # tokens decoded again; a shorter answer says nothing about speed
+FEWEST, MOST = 6, 32  # tokens decoded again; fewer are too few for a measurement
 SPREAD = 0.05  # largest deviation of two estimates from their mean
 
 

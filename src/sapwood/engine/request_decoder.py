@@ -92,7 +92,7 @@ class RequestDecoder:
         self.observes_late = not any(part.needs_scores_now for part in parts[1:])
         self.never_drafts = self.controller.resting >= ALWAYS
         drawn_on_device = draws_on_device(self.verifier, rng, sampling)
-        # True when the device needs nothing of the drafter while it rests
+        # True when passes without trees can run ahead: the drafter observes them later
         self.runs_ahead = drawn_on_device and (self.never_drafts or self.drafter.observes_roots)
         # True when a device can run whole rounds: the drafter's head is there
         self.joins_rounds = (

@@ -29,11 +29,11 @@ from sapwood.engine.request import Request
 from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.engine.run_ahead import PendingStep, StepTotals
 
-LEAST = 2  # requests: one alone has rounds of its own, with look-ups
-PLANNED = 8  # rounds with one plan
-FIRST_ROWS = 64  # of a pass over the first trees, and least nodes of each
-FIRST_NODES = 3
-# steps without rounds after some requests could not share one; each time in a row twice as many
+LEAST = 2  # requests: one alone runs the usual round, which has look-ups
+PLANNED = 8  # rounds between two plans of the shape
+FIRST_ROWS = 64  # of a pass over trees before acceptance was measured
+FIRST_NODES = 3  # least nodes of such a tree
+# steps without rounds on the device after requests could not share one; doubled while that recurs
 REFUSED = 2
 MOST_REFUSED = 64
 EARLY = 16  # first rounds, each of which brings a drafted tree to the host
@@ -78,17 +78,17 @@ class RoundsAhead:
         self.now = now
         self.last: RoundOnDevice | None = None  # launched, not read yet
         self._read = 0.0  # clock when the last one was read
-        self.seconds = 0.0  # from the one before to the last one that was read
+        self.seconds = 0.0  # between the last two rounds that were read
         self._engine: Engine | None = None  # of the plan
         self._plan: TreeShape | None = None
         self._planned = 0  # rounds of the plan that are left
-        self._planned_for = 0  # requests
+        self._planned_for = 0  # requests that the plan was made for
         self._rounds = 0
         self._refused = 0  # steps before rounds are tried again
         self._refusal = REFUSED  # the same after the next refusal
 
     def able(self, requests: Sequence[Request], prefill: int) -> bool:
-        """True when the next round can run on the device: all draft by one engine and its means."""
+        """True when the next round can run on the device: all requests draft, with one engine."""
         if self._refused:
             self._refused -= 1
             return False

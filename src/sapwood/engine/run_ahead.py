@@ -70,7 +70,7 @@ class DecodingAhead(Protocol):
 
 Launch = Callable[[RootBatch, Sequence[PrefillChunk]], LaunchedRoots]
 
-root_tree = lru_cache(KEPT_ROOTS)(Tree.of_root)  # shared: nobody adds nodes to them
+root_tree = lru_cache(KEPT_ROOTS)(Tree.of_root)  # shared between passes: must not be changed
 
 
 @dataclass(slots=True)
@@ -97,10 +97,10 @@ class RunAhead:
         self.now = now
         self.last: LaunchedBatch | None = None  # launched, not read yet
         self._read = 0.0  # clock when the last one was read
-        self.seconds = 0.0  # from the one before to the last one that was read
+        self.seconds = 0.0  # between the last two passes that were read
 
     def able(self, requests: Sequence[Request], prefill: int) -> bool:
-        """True when the next pass can be launched ahead: nobody drafts, and it has the rows."""
+        """True when the next pass can be launched ahead: no request drafts, and the rows fit."""
         rows = len(requests) + prefill
         if not requests or not LEAST_ROWS <= rows <= self._most_rows:
             return False

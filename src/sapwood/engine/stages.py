@@ -15,7 +15,7 @@ from sapwood.core.tree import Tree
 
 @dataclass
 class WholeRun:
-    """Nodes on their way through stages that do nothing but the last."""
+    """Nodes in a target without stages: the last one runs them, the others do nothing."""
 
     tree: Tree
     first: int

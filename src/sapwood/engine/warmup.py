@@ -23,10 +23,10 @@ TEXTS = (
     "Summarise: the council met on Monday to discuss the new bridge. Two members asked for a "
     "longer study of the river, and one for a lower budget. In the end the plan was accepted.",
 )
-REPEATS = (1, 12, 40)  # how often a text stands in its prompt: short, medium and long contexts
+REPEATS = (1, 12, 40)  # of a text in its prompt: short, medium and long contexts
 TOKENS = 64  # of each answer
-CALM = 0.012  # seconds: no step of a whole turn was slower, so nothing was captured
-TURNS = 4  # at the most
+CALM = 0.012  # seconds: if no step of a turn takes longer, nothing was captured in it
+TURNS = 4  # at most
 
 
 def warm_up(

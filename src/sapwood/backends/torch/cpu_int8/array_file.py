@@ -62,7 +62,7 @@ class ArrayFile:
     """An open file of arrays; what does not suit raises `UnsuitableFile`."""
 
     def __init__(self, file: FileIO, facts: Facts) -> None:
-        """`facts` are those that it must have been written with."""
+        """Raises `UnsuitableFile` unless the file was written with these `facts`."""
         self._file = file
         try:
             if file.read(len(MAGIC)) != MAGIC:

@@ -27,7 +27,7 @@ from sapwood.backends.torch.cpu_int8.pointwise import (
 )
 from sapwood.backends.torch.cpu_int8.simd import peak
 
-MOST_ABOVE = 60.0  # of a sink's logit above the largest product: exp of more may overflow
+MOST_ABOVE = 60.0  # most that a sink's logit may exceed the largest product: exp could overflow
 
 
 def levels(width: int) -> int:
@@ -37,7 +37,7 @@ def levels(width: int) -> int:
 
 @compiled
 def whole(row: Any, most: int, out: Any) -> Any:
-    """Round a row to integers up to `most`; the quantisation step."""
+    """Round a row to integers up to `most`; returns the quantisation step."""
     largest = peak(row.ctypes.data, row.shape[0])
     if largest == F(0.0):
         for i in range(row.shape[0]):
@@ -126,7 +126,7 @@ def align(planes: Any, runs: Any, out: Any) -> None:
 
 @compiled
 def size(row: Any, step: Any, keys: Any, values: Any) -> tuple[Any, Any]:
-    """Scale products with keys, row [n]; the largest, and the largest step of the values [n, 1]."""
+    """Scale products with keys, row [n]; returns the largest, and the largest step of values."""
     largest = FAR
     widest = F(0.0)
     for j in range(row.shape[0]):
@@ -138,7 +138,7 @@ def size(row: Any, step: Any, keys: Any, values: Any) -> tuple[Any, Any]:
 
 @compiled
 def size_seen(row: Any, step: Any, keys: Any, values: Any, seen: Any) -> tuple[Any, Any, int]:
-    """`size` for the visible keys, and their number."""
+    """`size` of the visible keys alone; also returns their number."""
     largest = FAR
     widest = F(0.0)
     count = 0
@@ -157,7 +157,7 @@ def size_seen(row: Any, step: Any, keys: Any, values: Any, seen: Any) -> tuple[A
 def scale_products(
     row: Any, step: Any, sizes: Any, runs: Any, length: int, first: int, seen: Any
 ) -> tuple[Any, Any, int]:
-    """Scale products; the largest, the largest step of values, and the number of visible keys."""
+    """Scale products; returns the largest, the largest step of values, and the visible keys."""
     largest = FAR
     widest = F(0.0)
     count = max(length - first, 0)
@@ -196,7 +196,7 @@ def mass_with_sink(mass: Any, largest: Any, sink: Any) -> Any:
     """Sum of a softmax in units of its largest product, with the logit of a sink; FAR is none."""
     if sink == FAR:
         return mass
-    # a sink so far above all keys leaves them nothing
+    # keys so far below the sink get no weight in any case
     return mass + exponential(min(sink - largest, F(MOST_ABOVE)))
 
 

@@ -113,7 +113,7 @@ class AttentionRows:
 
 
 def pieces(net: LlamaModel, rows: PassInput, windows: set[int]) -> Iterator[AttentionRows]:
-    """Groups of all rows of a pass, session by session."""
+    """All rows of a pass in groups, session by session."""
     first = 0
     for block, span in zip(rows.blocks, rows.spans, strict=True):
         for start in range(0, span.rows, TOGETHER):

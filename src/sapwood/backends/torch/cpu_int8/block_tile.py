@@ -47,11 +47,12 @@ FORMS = range(4)
 # formats: 4 bits and a minimum; 4 and 8 bits around the middle; 4 bits of a table
 MIN4, SIGNED4, SIGNED8, MXFP4 = FORMS
 BITS = {MIN4: 4, SIGNED4: 4, SIGNED8: 8, MXFP4: 4}
-SPAN = {MIN4: 1, SIGNED4: 2, SIGNED8: 2, MXFP4: 2}  # groups of a piece: its first line is full
+# groups of a piece: their scales and minima fill one line
+SPAN = {MIN4: 1, SIGNED4: 2, SIGNED8: 2, MXFP4: 2}
 # rows of a tile; few models have MXFP4, and larger tiles take longer to compile
 TILES = {form: TILE // 2 if form == MXFP4 else TILE for form in FORMS}
-SHIFTS = {SIGNED4: 3, SIGNED8: 7, MXFP4: 4}  # middles of unsigned weights, as powers of two
-# weights of MXFP4 in halves: all of them are whole
+SHIFTS = {SIGNED4: 3, SIGNED8: 7, MXFP4: 4}  # zero points of unsigned weights, as powers of two
+# the values of MXFP4 times two, which are whole numbers
 HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -100,13 +101,13 @@ def fma(builder: Any, left: Any, right: Any, more: Any) -> Any:
 
 
 def keep_order(builder: Any) -> None:
-    """Keep the compiler from gathering memory accesses of both sides on one side."""
+    """A compiler barrier: no memory access is moved across it."""
     kind = ir.FunctionType(ir.VoidType(), [])
     builder.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
 
 def pin(builder: Any, value: Any) -> Any:
-    """The same vector, computed here: the compiler would sink all sums of rows to one place."""
+    """The same vector, which the compiler must compute here and not later with all others."""
     kind = ir.FunctionType(value.type, [value.type])
     return builder.call(ir.InlineAsm(kind, "", "=v,0", side_effect=True), [value])
 

@@ -27,7 +27,7 @@ def drop_stale(folder: Path, sources: Path = Path(__file__).parent) -> None:
     """Empty a folder of compiled functions if the sources have changed since they were made."""
     stamp = folder / STAMP
     digest = digest_of(sources)
-    with suppress(OSError):  # a folder that cannot be written has nothing of ours
+    with suppress(OSError):  # a folder that cannot be written holds no compiled functions
         if stamp.exists() and stamp.read_text() == digest:
             return
         for pattern in COMPILED:

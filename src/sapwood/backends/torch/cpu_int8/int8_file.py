@@ -54,7 +54,7 @@ def facts_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ writing
 def save(place: Path, facts: Mapping[str, Any], network: Int8Network) -> bool:
-    """Write the weights of a network of int8 layers; False if the disk does not take them."""
+    """Write the weights of a network of int8 layers; False if they cannot be written."""
     arrays = arrays_of_net(network.net, len(network.layers))
     arrays |= arrays_of_linear(HEAD, network.head)
     for index, layer in enumerate(network.layers):

@@ -28,7 +28,7 @@ from sapwood.backends.torch.cpu_int8.simd import (
 )
 
 WIDTHS = (64, 128)  # head widths of these kernels
-FOUND = 1 << 32  # more than there are keys
+FOUND = 1 << 32  # above any index of a key: packs a count and an index into one number
 SHORT = (1 << 15) - 1  # largest int16
 STRIP = 64  # elements of a value that are summed at once
 HEADS = 4  # heads whose weighted sums are computed together
@@ -39,7 +39,8 @@ FOUR = 4  # elements of a shuffle lane
 def fold(builder: Any, sums: list[Any], words: "IntKeys | FloatKeys") -> Any:
     """Horizontal sums of as many vectors as they have lanes, as one vector.
 
-    Neighbours are added first, inside fours, which shuffle quickly, then whole fours.
+    Neighbours inside a shuffle lane of four are added first, since such shuffles are quick, then
+    whole lanes.
     """
     count = len(sums)
     for size in (1, 1, FOUR, FOUR):
@@ -59,7 +60,7 @@ def fold(builder: Any, sums: list[Any], words: "IntKeys | FloatKeys") -> Any:
 
 def neighbours(count: int, size: int) -> list[ir.Constant]:
     """Shuffle masks of the even and odd elements, or fours, of two vectors."""
-    room = FOUR if size == 1 else count  # numbers among which they are found
+    room = FOUR if size == 1 else count  # elements among which pairs lie: a lane, or the vector
     places = [
         vector * count + start + at
         for start in range(0, count, room)

@@ -128,7 +128,7 @@ def tile_maker(count: int, fine: bool, dots: VnniDots = DOTS) -> Any:
     return emit
 
 
-# one for every number of rows: a remainder in two tiles would take longer than all in one
+# a kernel for every number of rows: rows in two tiles take longer than in one
 tile = inline(
     by_count(*(tile_maker(count, fine=False) for count in range(1, TILE + 1))),
     types.void,

@@ -98,7 +98,7 @@ def soft_cap(row: Any, cap: Any, scratch: Any, bits: Any) -> Any:
 
 @compiled
 def shrink(row: Any, out: Any) -> Any:
-    """Scale a row to [-1, 1]; the divisor."""
+    """Scale a row to [-1, 1]; returns the divisor."""
     largest = peak(row.ctypes.data, row.shape[0])
     back = F(1.0) / largest if largest > F(0.0) else F(0.0)
     for i in range(row.shape[0]):

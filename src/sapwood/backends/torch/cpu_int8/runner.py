@@ -35,7 +35,8 @@ from sapwood.backends.torch.llama import LlamaModel
 from sapwood.backends.torch.network import WHOLE, Kept, MaskBlock, PassInput, joined
 from sapwood.core.array_types import BoolArray, IntArray
 
-# padding of rows of logits: rows a power of two apart would compete for the same cache sets
+# elements of padding between rows of logits: at a distance of a power of two they would compete for
+# the same cache sets
 APART = 16
 
 # pass sizes whose buffers are kept, and the most rows of such a pass

@@ -4,8 +4,8 @@ A stage is split into items, and each free thread takes the next one. It is over
 done, not when all threads have arrived: a thread that sleeps, or that the system has descheduled,
 delays the others only if that happens in the middle of an item. After such a delay the caller works
 alone for a while. A caller with other work leaves when the helpers are running, and comes back to
-help them finish. Idle helpers prefetch the weights of the next draft after a pass: a pass leaves
-nothing of a trained head in the caches.
+help them finish. After a pass idle helpers prefetch the weights of the next draft, since a pass
+evicts those of a trained head from the caches.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from sapwood.backends.torch.cpu_int8.pointwise import compiled
 from sapwood.core.array_types import IntArray
 
 PATIENCE = 3000  # polls of a counter before the core is yielded
-LONGEST = 64  # tasks that the caller runs alone before helpers are tried again
+LONGEST = 64  # most tasks that the caller runs alone before helpers are tried again
 # int64 of a stage's counters, one cache line: items taken, and items done
 COUNTERS = 8
 DONE = 8  # byte offset of the second counter
@@ -103,7 +103,7 @@ class ThreadTeam:
     def __init__(self) -> None:
         self._helpers: list[TeamThread] = []
         self._alone = 0  # tasks that the caller still runs alone
-        self._longer = 1  # the same after the next delayed task
+        self._longer = 1  # tasks that it will run alone after the next delay
 
     def run(self, task: Callable[..., int], *arguments: Any) -> None:
         """Run `task(*arguments, worker, workers)` on all threads; it returns its core yields."""

@@ -338,8 +338,8 @@ def grow(
 ) -> int:
     """Run one worker's share of a tree; the number of times it yielded its core.
 
-    Desks int64 [steps * STAGES, COUNTERS] and facts [steps + 1, 2], the rows of a step and the tree
-    rows before it, begin as zeros.
+    Counters int64 [steps * STAGES, COUNTERS] and facts [steps + 1, 2], the rows of a step and the
+    tree rows before it, begin as zeros.
     """
     net = borrow(net)
     text = borrow(text)
