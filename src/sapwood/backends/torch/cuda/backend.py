@@ -104,7 +104,7 @@ class CudaBackend(TorchBackend):
         return builder
 
     def round_launcher(self, builder: TreeBuilder) -> CudaRoundLauncher | None:
-        """The launcher of rounds that draft with this builder; None if it is another's."""
+        """The launcher of rounds that draft with this builder; None if it is no `CudaTreeBuilder`."""
         return builder.rounds if isinstance(builder, CudaTreeBuilder) else None
 
     @property
@@ -204,7 +204,7 @@ class CudaBackend(TorchBackend):
         if chunks or not all(is_root(job) for job in work):
             self.make_room(work, chunks)
         rows = sum(len(job.tree) - job.since for job in work)
-        in_buffers = True  # the answer lies in the network's buffers
+        in_buffers = True  # the result lies in the network's buffers
         if chunks and rows + sum(len(chunk.tokens) for chunk in chunks) <= MAX_ROWS:
             result: PassResult | None = self._mixed(sessions, work, chunks)
         else:

@@ -26,7 +26,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 from sapwood.backends.torch.cuda.tree_rows import ManyTrees, shape_of_trees
 from sapwood.core.tree import Tree
 
-ONE_WORD = 64  # nodes of a tree, the root included: a controller asks for no more
+ONE_WORD = 64  # most nodes of a tree, the root included: controllers ask for no more
 TIMES = 2  # run eagerly, which compiles, then captured
 
 Rows = PassRows | RootRows | ManyTrees

@@ -46,8 +46,9 @@ class PassBuffers:
         self.vocab = model.vocab
         self.width = model.width
         self.streams = like.new_zeros(2, MAX_ROWS, model.width)  # inputs of layers, in turn
+        # residual stream between attention and MLP
         self.middle = like.new_zeros(MAX_ROWS, model.width)
-        # of layers' inputs, and of the middle
+        # of layers' inputs, and of `middle`
         self.norm_buffers = [NormBuffers.make(like, MAX_ROWS, model.width) for _ in range(2)]
         # rotary angles of the rows' positions, of each kind of layer
         angles = len(model.angles), MAX_ROWS, model.head_width

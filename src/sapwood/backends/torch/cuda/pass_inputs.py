@@ -28,7 +28,7 @@ from sapwood.backends.torch.cuda.kv_pool import KvSequence
 from sapwood.backends.torch.network import WHOLE, MaskBlock, PassInput, visible_nodes
 from sapwood.core.array_types import BoolArray, IntArray
 
-# rows of a pass
+# numbers of rows that passes are captured for
 LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 MAX_ROWS = LADDER[-1]
 COUNTS = (1, 2, 4, 8, 16)  # ancestor words of a row

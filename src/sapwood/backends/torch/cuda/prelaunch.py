@@ -3,7 +3,7 @@
 Tokens and length of the new text and the accepted nodes follow from the verdict, which the device
 knows first. So verification, draft and pass are launched at once, and the host commits and observes
 while they run. If the next round asks for another draft, the result is discarded and the tree is
-drafted again. A pass in vain has moved the accepted path to its final slots, which is needed
+drafted again. A discarded pass has moved the accepted path to its final slots, which is needed
 anyway, and changed nothing else.
 """
 

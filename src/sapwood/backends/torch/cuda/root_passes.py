@@ -12,7 +12,7 @@ from sapwood.backends.torch.cuda.verify.device_verifier import kernels, signed
 from sapwood.core.array_types import FloatArray, IntArray
 from sapwood.core.protocols import TargetOutput
 
-RING = 4  # passes whose numbers may be on their way: one is read while the next one runs
+RING = 4  # passes whose transfers may be under way: one is read while the next one runs
 
 Features = Callable[[tuple[int, ...]], Tensor]  # of layers, [rows, layers * width]
 

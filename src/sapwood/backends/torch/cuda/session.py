@@ -83,7 +83,7 @@ class CudaSession(TorchSession):
         return self._length
 
     def prepare(self, tree: DeviceTree) -> PendingMove:
-        """Make room for a whole tree; the move that its pass must run first."""
+        """Make room for a whole tree; returns the move that its pass must run first."""
         if self._deferred is not None and not self._deferred.fits(tree.round_use.round_buffer):
             self._tidy()
         self.sequence.reserve(self._length + len(tree), self._length)
@@ -102,7 +102,7 @@ class CudaSession(TorchSession):
         self.sequence.reserve(self._length + len(tree), self._length)
 
     def _tidy(self) -> None:
-        """Run the deferred move: this late, so that the next draft could start before it."""
+        """Run the deferred move, which waits so that the next draft can start before it."""
         if self._deferred is not None:
             with torch.inference_mode():
                 self._deferred.run()

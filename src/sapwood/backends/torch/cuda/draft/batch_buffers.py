@@ -61,9 +61,9 @@ class BatchArgs:
         tokens: list[list[int]],  # of its new text, the root last
         places: list[list[int]],  # rows of features of its new text
         rows: int,  # of new text for each request, of which the first ones are used
-        padding: list[int],  # scalars of a request that is not there
+        padding: list[int],  # scalars of a place without a request
     ) -> None:
-        """Write the arguments; the rest are those of requests that are not there."""
+        """Write the arguments of the requests, then those of places without a request."""
         count = len(scalars)
         if count:  # none while a draft is captured
             self.host_scalars[:count] = scalars

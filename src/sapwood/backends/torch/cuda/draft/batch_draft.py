@@ -1,7 +1,8 @@
 """Drafts the trees of several requests at once: each step of the head runs over rows of all.
 
-The number of requests is one of a few; those that are not there write to a scratch sequence, and
-nobody reads their trees. A request has the tree that it would have alone, bit for bit.
+A draft is captured for one of a few numbers of requests. Places without a request are padding:
+they write to a scratch sequence, and nothing reads their trees. A request has the tree that it
+would have alone, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,7 +109,7 @@ class BatchDraft:
         return trees
 
     def padding(self) -> list[int]:
-        """Scalars of a request that is not there: one row of text in the scratch sequence."""
+        """Scalars of a place without a request: one row of text in the scratch sequence."""
         scalars = [0] * SCALARS
         scalars[:4] = 1, 1, 0, self.builder.scratch.index
         return scalars

@@ -26,13 +26,13 @@ class DraftBuffers:
         self.states = like.new_empty(rows, width)
         self.x = like.new_empty(rows, 2 * width)
         self.base = like.new_empty(rows, width)
-        self.middle = like.new_empty(rows, width)
-        # of the middle and of outputs
+        self.middle = like.new_empty(rows, width)  # residual stream between attention and MLP
+        # of `middle` and of outputs
         self.norm_buffers = [NormBuffers.make(like, rows, width) for _ in range(2)]
         self.query = like.new_empty(rows, heads, layer.head_width)
         self.attention_out = like.new_empty(rows, heads * layer.head_width)
         self.gated = like.new_empty(rows, layer.inner)
-        # of two levels alternately: one is read while the other is written
+        # double buffer of two levels: one is read while the other is written
         self.outputs = like.new_empty(2, rows, width)
         self.logits = like.new_empty(rows, len(layer.vocabulary))
         self.sees = torch.zeros(2, rows, opened, dtype=torch.int8, device=like.device)

@@ -26,8 +26,8 @@ from sapwood.backends.torch.cuda.kernels.linear import gathered, product
 from sapwood.backends.torch.cuda.kernels.tile_configs import plan_of, share_of
 from sapwood.backends.torch.cuda.kernels.topk import tile
 
-STEP = 64  # keys that a program looks at, at a time, where shared memory holds them
-STAGES = 3  # steps whose loads are under way
+STEP = 64  # keys that a program reads at a time, where shared memory holds them
+STAGES = 3  # stages of the software pipeline: steps whose loads are under way
 CANDIDATES = 128  # of a level below the first, at least: one kernel for trees of all depths
 LINES = 32  # of queries below the root, at least: one kernel for levels of few leaves and of many
 SHARE = 512  # slots of the text for which one more program is worth it
@@ -42,7 +42,7 @@ def requests_of(column: Tensor) -> int:
 
 
 def pace_of(column: Tensor) -> int:
-    """Words from the column of one request to that of the next."""
+    """Stride between the columns of two requests, in words; 0 for one request."""
     return 0 if column.dim() == 1 else column.stride(0)
 
 
@@ -186,8 +186,7 @@ def select(
     )  # fmt: skip
 
 
-# -----------------------------------------------------------------------------------------
-# attention
+# --------------------------------------------------------------------------------------- attention
 @triton.jit(do_not_specialize=["m", "each_rows", "depth", "before"])
 def _heads(
     x, weight, scalars, angles, keys, values, query, parts, counters, m, k, share, each_rows,
@@ -409,8 +408,7 @@ def warps_of(lines: int) -> int:
     return 8 if lines >= 64 and not is_hopper() else 4
 
 
-# -------------------------------------------------------------------------------------- the
-# children
+# ---------------------------------------------------------------------------------------- children
 leaders = topk.leaders
 
 

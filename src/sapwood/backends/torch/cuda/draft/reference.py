@@ -38,9 +38,8 @@ def complete_draft_args(round_buffer: RoundBuffer, scalars: Tensor, tokens: Tens
     most = len(tokens)
     new = verdict[:1].clamp(max=most)
     each = torch.arange(most, device=tokens.device)
-    target_tokens = round_buffer.rows.tokens[
-        verdict[3 : 3 + most]
-    ]  # after the root, each node of the path is what was said
+    # the accepted tokens: those of the nodes of the path behind the root
+    target_tokens = round_buffer.rows.tokens[verdict[3 : 3 + most]]
     tokens.copy_(
         torch.where(each < new - 1, target_tokens, torch.where(each == new - 1, verdict[1], 0))
     )
@@ -154,9 +153,8 @@ def project_heads(
     )
     angles = angles[positions.clamp(min=0)]
     query[:rows] = rotate(q, angles)
-    slots = slots.clamp(
-        max=keys.shape[2] - 1
-    )  # text that is not there goes where tree rows will overwrite it
+    # padding of the text goes where tree rows will overwrite it
+    slots = slots.clamp(max=keys.shape[2] - 1)
     sequence = scalars[SEQUENCE].expand(rows)
     keys[sequence, :, slots] = rotate(k, angles)
     values[sequence, :, slots] = v

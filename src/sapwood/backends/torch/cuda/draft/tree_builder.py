@@ -140,7 +140,7 @@ class CudaTreeBuilder:
 
     @cached_property
     def scratch(self) -> HeadKvSequence:
-        """A KV sequence for requests of a batch that are not there."""
+        """The KV sequence that places of a batch without a request write to."""
         return HeadKvSequence(self.pool, 0)
 
     def build_batch(self, jobs: Sequence[TreeJob]) -> list[Tree]:

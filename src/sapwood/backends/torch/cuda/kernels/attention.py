@@ -3,7 +3,7 @@
 The output of a row has the same bits whatever else is in the pass. Keys are added up in the order
 of their positions and in an order of sums that depends on positions alone: chunks of CHUNK keys,
 each by matrix products from zero; the chunks of a group one after the other; the groups one after
-the other. Only who adds up what depends on the pass:
+the other. The pass decides only which program computes which of these sums:
 
 - A unit is a program that walks one group of keys, or the first groups, for a block of rows of one
   sequence and one head of keys.

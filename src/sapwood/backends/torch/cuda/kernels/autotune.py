@@ -27,7 +27,7 @@ from sapwood.backends.torch.cuda.network import NO_EXTRAS, CudaNetwork
 from sapwood.backends.torch.llama import LayerExtras, LlamaLayer
 from sapwood.common.cache_dir import cache_folder
 
-COLD = 200e6  # bytes of weights after which the first ones have left the cache
+COLD = 200e6  # bytes of weights to read before the first ones have left the cache
 TIMES = 5
 SECONDS = 2.5  # of tuning while a model is loaded
 ORDER = (16, 64, 32, 128)  # rows, those of most passes first

@@ -2,7 +2,7 @@
 
 A row's experts and their shares depend on the row alone, a product of a row has the same bits
 beside any other rows, and a row's outputs are added in the order of its choice: so other rows
-change no bit. Nothing is read by the host, so that one captured pass serves any routing.
+change no bit. The host reads nothing, so that one captured pass serves any routing.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False

@@ -83,7 +83,7 @@ def product(
 
 @triton.jit
 def left(squares, rows, m, parts, pace, tile_p: tl.constexpr):
-    """Partial sums of squares written by the kernel before, [parts, rows]."""
+    """Load the partial sums of squares that the kernel before has written, [parts, rows]."""
     part = tl.arange(0, tile_p)
     there = (part < parts)[:, None] & (rows < m)[None, :]
     return tl.load(squares + part[:, None] * pace + rows[None, :], there, 0)

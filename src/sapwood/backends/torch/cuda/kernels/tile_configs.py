@@ -132,7 +132,7 @@ def share_of(n: int, k: int, kind: str, split: int = 0) -> tuple[int, int]:
 
 
 def _small_guess(rows: int, n: int, k: int, kind: str) -> TileConfig:
-    """Many programs with many short loads under way: none waits for long."""
+    """The plan for a small weight: many programs, each with many short loads under way."""
     deep = kind == "plain" and k > n  # few outputs, many inputs
     # attention and the gate have much to load meanwhile
     soon = kind == "qkv" or (kind == "plain" and not deep)
@@ -150,7 +150,7 @@ def _small_guess(rows: int, n: int, k: int, kind: str) -> TileConfig:
 
 
 def _large_guess(rows: int, n: int, k: int, kind: str) -> TileConfig:
-    """The widest tiles that still make a program for each multiprocessor, and more."""
+    """The plan for a large weight: the widest tiles that keep every multiprocessor busy."""
     parts = share_of(n, k, kind)[0]
     outputs = next((size for size in (128, 64) if parts * n >= BUSY * size), 32)
     if rows == 128:  # on other devices than a Hopper 4 warps have too few registers

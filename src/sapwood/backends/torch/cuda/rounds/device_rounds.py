@@ -90,7 +90,7 @@ class RoundPlan:
     sizes: LevelSizes
     each: int  # rows of a tree
     draft: BatchDraft
-    padding: list[int]  # scalars of a request that is not there
+    padding: list[int]  # scalars of a place without a request
     columns: ResultColumns
     layout: ResultLayout  # of a drafted tree that comes to the host
     drawn: int  # rows that sampled tokens are drawn at
@@ -453,7 +453,7 @@ class DeviceRounds:
     # ------------------------------------------------------------------------------- warm-up
     @torch.inference_mode()
     def capture(self, shape: TreeShape, count: int, longest: int, watched: Collection[int]) -> None:
-        """Capture and time the steps of rounds of so many requests, none of which is there."""
+        """Capture and time the steps of rounds of so many requests; padding takes their places."""
         sizes = self.level_sizes(shape)
         if sizes is None:
             return

@@ -92,7 +92,7 @@ class RoundTree(LazyTree):
     def __init__(self, words: IntArray, columns: ResultColumns, source: int) -> None:
         super().__init__(columns.rows)
         start = columns.path
-        self._tokens = words[start : start + columns.rows]  # of every round, the others seldom
+        self._tokens = words[start : start + columns.rows]  # the other columns are seldom read
         self._words = words
         self._columns = columns
         self._source = source

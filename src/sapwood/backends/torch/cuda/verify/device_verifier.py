@@ -24,7 +24,7 @@ FIRST = -0x40A7B892E31B1A47
 SECOND = -0x6B2FB644ECCEEE15
 STEPS = 32  # most positions that one pass draws at
 LEVELS = (1, 2, 4, 6, 8, 10, 12, 16, 24, STEPS)  # depths that a captured step makes noise for
-LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ROWS)  # rows of captured steps
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ROWS)  # numbers of rows that steps are captured for
 SIGN = 1 << 63
 
 Key = Callable[[int], int]  # depth -> 64 bits that name the noise of the token after it
@@ -175,7 +175,7 @@ class VerifyInputs:
     levels: int  # depths that are sampled at; 0: greedy
 
     def padded(self) -> "VerifyInputs":
-        """The same with rows padded to the next step of the ladder, if the buffer has them."""
+        """The same with rows padded to the next size of LADDER, if the buffer has them."""
         rows = next(step for step in LADDER if step >= len(self.logits))
         return replace(self, logits=lengthened(self.logits, rows))
 
