@@ -7,8 +7,8 @@ from sapwood.engine.cost_model import CostModel
 
 TOKENS = 100_000  # answer tokens of a first head
 PASSES = 5  # of the target for each of them: writing it, reading it, training on it
-WIDE = 64  # rows of a pass in which a row costs what it costs in training
-INT8 = 3.0  # training runs in float32, which is so much slower than int8
+WIDE = 64  # rows of a pass whose cost per row stands for that in training
+INT8 = 3.0  # seconds of a float32 pass, in which training runs, over those in int8
 LEAST = 20  # minutes of a run that is worth starting
 STEP = 10  # minutes to which the estimate is rounded up
 

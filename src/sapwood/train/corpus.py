@@ -31,7 +31,7 @@ FORMAT = 1  # of corpus.json and the shards
 SETTINGS = "corpus.json"
 SIZES = {"cuda": 8192}  # prompts of a shard by kind of device
 SIZE = 32  # on other devices
-TURN_SHARE = 0.4  # of the time that is left for a shard, at most spent on its questions
+TURN_SHARE = 0.4  # of the time left for a shard, the most that writing its user turns may take
 
 Tokens = NDArray[np.int32]
 
@@ -210,7 +210,7 @@ class DataClock:
         return self.spent + lap / 2 >= self.seconds and corpus.shards > 0
 
     def begin_shard(self) -> None:
-        """Begin a shard: a part of the time that is left is for its questions."""
+        """Begin a shard: a part of the time that is left is for its user turns."""
         self.shard = self.spent
 
     def late(self) -> bool:
@@ -218,7 +218,7 @@ class DataClock:
         return self.seconds is not None and self.spent >= self.seconds
 
     def turns_late(self) -> bool:
-        """True when the time for a shard's questions is spent."""
+        """True when the time for a shard's user turns is spent."""
         if self.seconds is None:
             return False
         return self.spent >= self.shard + TURN_SHARE * (self.seconds - self.shard)

@@ -66,7 +66,7 @@ class CtcObjective:
         texts, rows, tokens = lessons(head, batch, self.places)
         outputs = rows_of(head, teacher.embedding, batch)
         count = len(texts)
-        if not count:  # a batch without lessons: a loss of nothing, for its gradient of zeros
+        if not count:  # nothing is labelled: a loss of 0 whose gradient is zero
             return LossResult(outputs[0].sum() * 0.0, torch.zeros(1, device=rows.device))
         slots = head.slots(torch.stack([states[texts, rows] for states in outputs]))
         each = F.ctc_loss(
@@ -85,9 +85,9 @@ class CtcObjective:
 
 
 def lessons(head: CtcHead, batch: TrainBatch, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Text and row of each lesson, and the draft tokens to write from there, [lessons, heads].
+    """Text and row of each labelled place, and the draft tokens behind it, [places, heads].
 
-    Of too many lessons some are drawn from the batch, so that a resumed run repeats them.
+    If there are more than `most`, the batch seeds the choice, so that a resumed run repeats it.
     """
     count = head.config.heads
     texts, places = batch.labelled_places()
@@ -105,7 +105,7 @@ def lessons(head: CtcHead, batch: TrainBatch, most: int) -> tuple[Tensor, Tensor
 
 
 def first_law(slots: Tensor) -> Tensor:
-    """Probability [lessons, draft vocab] of each first token, from slots [slots, lessons, all]."""
+    """Probability [places, draft vocab] of each first token, from slots [slots, places, all]."""
     blanks = slots[:, :, -1].cumsum(0).roll(1, 0)  # of all slots before
     blanks[0] = 0.0
     return (slots[:, :, :-1] + blanks[..., None]).exp().sum(0)

@@ -31,7 +31,7 @@ class TreeLimits:
     nodes: int
     depth: int
     beam: int = 10  # leaves expanded per level, and children of each
-    # by how much a first choice is trusted beyond its probability, as the estimator `leader` does
+    # as of the estimator `leader`: how far the chance of a first choice is raised
     lean: float = 0.0
 
 

@@ -22,7 +22,8 @@ PROMPTS = (  # that no training data holds
     "Tell me about the history of the bicycle.",
     "Give me a recipe for a soup with lentils and carrots.",
 )
-LOSS = 1.6  # of tokens per pass, to drafting and to wider passes: speedups measured on a CPU
+# tokens per pass over speedup, as measured on a CPU: drafting and wider passes take time
+LOSS = 1.6
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ DATA_SHARE = 0.2  # of the minutes, spent on generating text with the target
 RANKED = 4  # batches on which the acceptance of ranks is measured
 BATCH = {"cuda": 32_768, "cpu": 2048}  # most tokens of a training batch, by device
 LEAST = 256  # fewest tokens of a training batch
-PROBE = 256  # tokens that are read to tell how slow a machine is
-STEP_COST = 4.0  # time of a training step against that of reading its tokens
-STEP_S = 10.0  # seconds that a step may take: what a kill loses
+PROBE = 256  # tokens of a forward pass that measures the speed of the machine
+STEP_COST = 4.0  # time of a training step over the time of a forward pass over its tokens
+STEP_S = 10.0  # seconds that a step may take: a kill loses one step
 # options of an EAGLE-3 head on a CPU: cheaper steps, of which more fit into the minutes
 SMALL: dict[str, Any] = {"unroll": 3, "vocabulary": 6144}
 SMALL_INNER = 2  # width of its MLP in widths of the target

@@ -5,8 +5,8 @@ text has no final answer to compare, so the label here is cheaper and weaker: a 
 if the target, with the drafted token in place of its own, returns to the same text within a few
 tokens (a run of equal tokens, a shift of a few allowed), and if it gave the drafted token a fair
 probability in the first place. Tokens named strict, such as digits and ends of text, are never
-harmless: a wrong number often leaves the rest of a sentence as it was. The label knows nothing of
-truth, and the judge is as good as the label.
+harmless: a wrong number often leaves the rest of a sentence as it was. The label does not check
+whether a text is true, and the judge is no better than the label.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The training loop: batches in a fixed order, a fixed schedule, a state that survives a kill.
+"""The training loop: batches in a fixed order, a fixed schedule, a saved state to resume from.
 
 A run is given steps, or seconds from which it plans its steps after measuring one. The plan is kept
 with the state, so a run that was stopped goes on as if nothing had happened and ends with the same
@@ -32,7 +32,7 @@ EARLY = 0.1  # of the seconds, after which the plan is made from fewer steps
 LATE = 1.03  # of the seconds: a plan that would take longer is shortened
 WARMUP = 100  # steps over which the learning rates rise
 FLOOR = 0.02  # of the peak rates, at the end
-SAVING = 10  # states are saved so many times more rarely than saving one takes
+SAVING = 10  # least seconds between two saves, over the seconds that a save takes
 POINTS = 20  # of a curve, if a run has as many steps
 
 

@@ -22,7 +22,7 @@ LEAST = 1e-30  # a probability of the target below it counts as this one under a
 def compare(
     logits: Tensor, probs: Tensor, weight: Tensor, best: Tensor, divergence: str = "fkl"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits [rows, vocab]: the loss, the weight of agreeing rows, and the loss' gradient."""
+    """The loss of logits [rows, vocab], the weight of agreeing rows, and the loss' gradient."""
     wide = logits.to(weight.dtype)
     norm = wide.logsumexp(-1)
     right = (weight * (wide.argmax(-1) == best)).sum()
@@ -33,7 +33,7 @@ def compare(
     logq = wide - norm[:, None]
     lost, pull = diverged(logq, probs.to(wide.dtype), divergence)
     q = logq.exp()
-    # of a function of q = softmax(logits): q (pull - mean of pull under q)
+    # by the chain rule through q = softmax(logits): q (pull - mean of pull under q)
     slope = q * (pull - (q * pull).sum(-1, keepdim=True)) * weight[:, None]
     return (weight * lost).sum(), right, slope.to(logits.dtype)
 
@@ -55,7 +55,7 @@ def diverged(logq: Tensor, p: Tensor, divergence: str) -> tuple[Tensor, Tensor]:
 
 @cache
 def compiled() -> Any:
-    """`compare`, compiled into few kernels: on a GPU its time is all memory traffic."""
+    """`compare`, compiled into few kernels: on a GPU it is bound by memory traffic."""
     return torch.compile(compare, dynamic=True)
 
 

@@ -52,7 +52,7 @@ class PooledGenerator:
         self.engine = LLM(backend, "plain").engine
 
     def close(self) -> None:
-        """Keep nothing: memory goes with the backend."""
+        """Free nothing: the memory belongs to the backend."""
 
     def run(
         self,

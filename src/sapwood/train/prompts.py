@@ -25,7 +25,7 @@ from sapwood.train.prompt_templates import (
 
 MARK = "sapwood-user-words"  # placeholder for the user's text when the chat template is split
 SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+")
-# the same run of GRAM tokens, REPEATS times, means that a text repeats itself
+# a text in which the same GRAM tokens in a row occur REPEATS times repeats itself
 GRAM = 20
 REPEATS = 3
 SHORTEST = 8  # characters of a turn worth answering

@@ -1,8 +1,8 @@
-"""A target that is tuned by a low-rank adapter while something is trained with it: another model.
+"""A target that is tuned by a low-rank adapter, alone or with heads: it becomes another model.
 
 The adapter (LoRA, arXiv 2106.09685) adds a product of two thin matrices to every linear layer.
 After training it is added to the weights, and the sum is written as a model of its own. Its text is
-not that of the model it came from, so nothing that is promised about one holds for the other.
+not that of the original model: recipes keep the text of the tuned one.
 """
 
 import copy
