@@ -55,8 +55,8 @@ ORACLE = (
     "at temperature 0 and in one setting only, and slow."
 )
 RUNS = "Append every run to this JSONL file. [default: beside the record, else in the cache]"
-BUSY = 0.5  # load per core from which on a warning is printed
-LINES = 10  # of progress without a terminal
+BUSY = 0.5  # load per core above which a warning is printed
+LINES = 10  # lines of progress in all, without a terminal
 
 Recipes = Annotated[str, typer.Option("--recipes", help=RECIPES)]
 Suite = Annotated[str, typer.Option("--suite", help=SUITE)]
@@ -235,7 +235,7 @@ def execute(plan: "Benchmark", choice: o.ModelChoice, files: OutputFiles) -> Non
 
 
 def warn_if_busy(load: float | None) -> None:
-    """Say that timings will be noisy, where the load of the machine before the runs is high."""
+    """Warn that timings will be noisy if the load of the machine is high before the runs."""
     from sapwood.cli import render
 
     cores = os.cpu_count() or 1

@@ -37,9 +37,9 @@ VERBS = (
     "replay",
 )
 HIDDEN = ("replica",)  # commands that other commands start
-# commands with an extra of their own; for others the missing package decides
+# commands with an extra of their own; other commands need the extra of the missing package
 EXTRAS = {"train": "train"}
-# what an option takes, by the parser's name of the mistake
+# type that an option takes, by the parser's name of the mistake
 KINDS = {
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -138,7 +138,7 @@ def refused(error: OSError) -> int:
 
 
 def usage(error: Any) -> str:
-    """The option parser's message, with the value or the option meant, which it leaves out."""
+    """The option parser's message, completed by the value or by the option that was meant."""
     path = error.ctx.command_path if getattr(error, "ctx", None) else "sapwood"
     more = f"see `{path} --help`"
     if option := getattr(error, "option_name", None):

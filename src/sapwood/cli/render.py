@@ -15,7 +15,7 @@ from sapwood.core.tree import ROOT
 from sapwood.engine.outputs import Stats, Step
 from sapwood.tokenizer.tokenizer import Tokenizer
 
-PATIENCE_S = 10.0  # before a log gets a progress line: errors at the start stand alone
+PATIENCE_S = 10.0  # before a log gets a progress line, so that an early error is the only line
 TAIL = 12  # lines of text above a live tree
 ACCEPTED = "green"  # style of accepted drafted tokens
 REFUSED = "dim"
@@ -38,7 +38,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 class StatusLine:
-    """Prints a message after a while without another one; numbers in it make no difference."""
+    """Prints a message after PATIENCE_S, unless another comes first; its numbers may change."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

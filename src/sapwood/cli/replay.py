@@ -190,7 +190,8 @@ def read_curve(text: str, trace: "Trace") -> "CostModel | None":
 
     if not text:
         return None
-    one = trace.header.curve.seconds(1, 256)  # so that drafting keeps its weight
+    # made-up curves begin at the recorded seconds, so that drafting keeps its relative cost
+    one = trace.header.curve.seconds(1, 256)
     if text == "flat":
         return flat(one)
     if text == "linear":

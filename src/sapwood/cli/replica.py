@@ -61,7 +61,7 @@ def serve_replica(line: str) -> None:
 
 
 def end_with_front() -> None:
-    """End this process when the front has ended, however it did."""
+    """End this process when the front has ended, cleanly or not."""
     poll = select.poll()
     poll.register(sys.stdin.fileno(), 0)  # no event but a hang-up
     poll.poll()

@@ -103,7 +103,7 @@ def answer(
 
 
 def announced(steps: "Iterator[Step]", llm: "LLM") -> "Iterator[Step]":
-    """The same steps, after a line about what is used; an error before the first stands alone."""
+    """The same steps; a line about the model and its head is printed before the first one."""
     from sapwood.cli import render
     from sapwood.cli.notice import notice
 

@@ -26,7 +26,8 @@ def command(
 ) -> None:
     """Run a model for sapwood on other machines: --model tcp://HOST:PORT there.
 
-    Passes of several clients are merged. SAPWOOD_KEY is the key that opens the server.
+    Passes of several clients are merged. SAPWOOD_KEY is the key, set to the same value here and on
+    the client.
     """
     from sapwood.cli import render
     from sapwood.errors import SapwoodError
