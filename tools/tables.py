@@ -111,7 +111,7 @@ the [glossary](glossary.md).
 """
 FIDELITY = """\
 Fidelity: **faithful** is the published rule, **simplified** a part of the system or another rule in
-one place, **reconstructed** a rule rebuilt where the paper or its constants were not to be had, and
+one place, **reconstructed** a rule rebuilt where the paper or its constants were not available, and
 **own** no published system. A sentence says how a recipe differs.
 """
 NEEDS = """\

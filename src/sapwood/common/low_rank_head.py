@@ -8,7 +8,7 @@ of one is, with q the draft's probs and b the running mean of rewards,
     kl KL(p || q)  +  masked r (-log q(a))  +  policy (r - b) (-log q(a))
 
 where the weights move from KL alone to the rewarded terms. The paper's weights and its schedule
-were not to be had: those here are ours, and options of the drafter.
+were not available: those here are ours, and options of the drafter.
 """
 
 from dataclasses import dataclass

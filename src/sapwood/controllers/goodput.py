@@ -119,7 +119,7 @@ class Goodput(ThroughputController):
 
     def _budget(self) -> Budget:
         load = self.batch_load_
-        # what one request has lost says nothing of trees that it plans for all
+        # a request pauses for itself, not when it plans the trees of all
         apart = load.trees > 1 and not load.alike
         if self.stats.rest > 0 or (apart and self.backoff_.pauses()):
             return NO_NODES

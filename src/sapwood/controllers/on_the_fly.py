@@ -4,7 +4,7 @@ On-the-fly adaptation of speculative decoding (Liu, Park, Shen, ACL 2025): with 
 drafted token is accepted and a price c of drafting it, in target passes, a window of g tokens
 brings (1 + a + ... + a^g) / (1 + c g) tokens per pass of time; the whole numbers are few, so all
 are tried. The chance is accepted / tested over the last rounds: accepted / drafted, as often
-written, is far too low, since what follows a refusal is never tested. The price is the median of
+written, is far too low, since what follows a rejection is never tested. The price is the median of
 what was measured. A new window must be expected to bring a little more than the present one.
 """
 
@@ -24,7 +24,7 @@ class AcceptanceHistory:
     """Acceptance and prices of recent rounds, shared by all requests."""
 
     depth: int  # the present window
-    tested: deque[tuple[int, int]]  # (accepted, refused) of recent rounds
+    tested: deque[tuple[int, int]]  # (accepted, rejected) of recent rounds
     prices: deque[float]  # seconds of one drafted token / seconds of the pass, of recent rounds
 
 

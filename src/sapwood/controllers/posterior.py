@@ -1,11 +1,11 @@
 """The chain length that is best under an acceptance rate drawn from its posterior.
 
 Thompson sampling as in EESD (arXiv 2406.03853), over lengths instead of token by token: the rate
-has a Beta posterior of accepted and refused tokens, one rate is drawn each round, and the chain has
-the length of most expected tokens per second under it. Few trials make for varied draws, so lengths
-are tried as long as they may still be best, drafting nothing is left again without a schedule of
-probes, and no bonus is needed. The policy `thompson` tosses its coins at every token and knows no
-cost.
+has a Beta posterior of accepted and rejected tokens, one rate is drawn each round, and the chain
+has the length of most expected tokens per second under it. With few trials the draws vary widely,
+so a length is tried while it may still be the best: no bonus for exploration is needed, and no
+schedule of probes after rounds without a draft. The policy `thompson` draws at every token and
+ignores cost.
 """
 
 from dataclasses import dataclass

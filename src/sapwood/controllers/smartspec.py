@@ -3,11 +3,11 @@
 SmartSpec, later TurboSpec (arXiv 2406.14066): with acceptance rate a, k drafted tokens bring (1 -
 a^(k+1)) / (1 - a) tokens for k draft steps and a pass over k + 1 rows of each request of the batch;
 the best k is taken each round, and at large batches it is none. The rate is that of verified
-tokens: accepted / drafted, as published, counts tokens that were never tested as refused (0.54
+tokens: accepted / drafted, as published, counts tokens that were never tested as rejected (0.54
 instead of 0.8 for chains of five). Without a draft nothing is learnt, so a short one is tried now
-and then. Cost may rise in stairs, so all lengths are compared. A draft step of a batch that is only
-assumed, by the option, is taken to cost what it costs one request; where requests do share a pass,
-their number is known and each drafts in its turn.
+and then. The cost of a pass rises in steps, so all lengths are compared. If the batch is an
+assumption, by the option, a draft step costs what it costs one request; where requests do share a
+pass, their number is known, and they draft one after the other.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class SmartSpecHistory:
     """Acceptance counts and draft seconds, shared by all requests."""
 
     kept: float = 0.0  # accepted tokens, decayed
-    refused: float = 0.0  # refused tokens, decayed; tokens after a refusal were not verified
+    refused: float = 0.0  # rejected tokens, decayed; tokens after a rejection were not verified
     step: float = 0.0  # seconds of one draft step, running average
     drafts: int = 0  # rounds in that average
     idle: int = 0  # rounds since something was drafted
@@ -79,7 +79,7 @@ class SmartSpec(Part):
         return yes / (yes + no)
 
     def counts(self) -> tuple[float, float]:
-        """Tokens accepted and refused, with those of the initial rate."""
+        """Tokens accepted and rejected, with those of the initial rate."""
         return self.record.kept + PRIOR * self.start, self.record.refused + PRIOR * (
             1.0 - self.start
         )

@@ -6,7 +6,7 @@ token. Here nodes are priced as by `goodput`, from calibrated confidences and th
 pass, and the deadline bounds their number. Token n of a request is due n deadlines after its first;
 a round is predicted as the drafts of all requests and one pass over all rows, and it may take until
 the next token of any request is due. So requests whose drafts are accepted allow long rounds, and
-one whose drafts are refused, to which a round brings one token, shortens those of all. Rows that
+one whose drafts are rejected, to which a round brings one token, shortens those of all. Rows that
 would make a round late are left out, and those that are left are shared out among the requests.
 Where even a pass without trees would come too late for a token, no tree could keep its deadline,
 and the most tokens per second are what makes the load pass.
@@ -31,7 +31,7 @@ from sapwood.core.types import Budget, Outcome, SharedPass
 UP = 0.8  # rate at which the error of predictions follows a slower round
 DOWN = 0.004  # and a faster one
 START = 1.1  # error before any was measured
-WORST = 1.5  # largest error that is followed: a slower round was a mishap
+WORST = 1.5  # largest error that is followed: a slower round was an outlier
 RECENT = 20  # rounds in the mean seconds of a draft
 
 

@@ -31,7 +31,7 @@ TRY_STEPS = 4, 24
 SHORT_PAUSE = 64  # longest rest after a try that ended early
 RECENT = 10  # rounds in the mean draft seconds of a node
 MISHAP = 4.0  # a stage over this multiple of its predicted seconds compiled or was interrupted
-REPAID = 0.5  # share of the slack that expensive tries may use up
+REPAID = 0.5  # share of the slack that tries may use up; a loss beyond it lengthens the rest
 EASED = 2  # factor by which trees must become fewer for a rest to end early
 REGRET = 0.005  # share of all time that tries of trees may lose where requests share a pass
 MOST_ROUNDS = 1 << 14  # of a rest after such a try
@@ -70,13 +70,13 @@ class RoundShare:
 
 @dataclass
 class StepTimes:
-    """Seconds of whole steps beyond those of steps in a rest, where requests share them.
+    """Seconds of whole steps with drafts beyond those of steps in a rest, for shared passes.
 
     Predictions cover passes and drafts. The host's work on trees shows in whole steps alone, as
     does a device that runs ahead in a rest. A step is compared with the predicted seconds of a pass
     over its roots, times what steps of a rest have taken of theirs: so neither a longer text nor a
-    machine that is busy just now counts. The first steps after a rest read what was said meanwhile:
-    they cost more than those that follow, and say nothing about them.
+    machine that is busy just now counts. In the first steps after a rest drafters read the text
+    that was emitted meanwhile: they cost more than later steps, and tell nothing about those.
     """
 
     # powers of two of requests -> predicted seconds of passes over roots, and seconds of such

@@ -82,7 +82,7 @@ ENTRIES = (
         "dvi + chain + match + fixed(nodes=4, depth=4, width=1)",
         fidelity=RECONSTRUCTED,
         note="The schedule from KL to reward, its weights, the rank and the split are ours; the "
-        "paper's were not to be had.",
+        "paper's were not available.",
     ),
     NamedRecipe(
         "propd",

@@ -32,8 +32,8 @@ SYSTEMS = (
         "fold",
         "FOLD",
         "",
-        "It writes alternatives by an exit inside the verifying pass, whose module was not to be "
-        "had (a submission to ICLR 2026). `early-exit` drafts by an exit before that pass.",
+        "It writes alternatives by an exit inside the verifying pass, whose module was not available "
+        "(a submission to ICLR 2026). `early-exit` drafts by an exit before that pass.",
     ),
     WithoutRecipe(
         "seed",

@@ -213,7 +213,8 @@ class Generator:
 
     def _fitting(self, slots: int) -> int:
         """Most rows of this many slots; with CUDA graphs one of LADDER."""
-        logits = LOGITS * len(self.ends) // token_bytes(self.layout)  # memory of a row's logits, as slots
+        # memory of a row's logits, as slots
+        logits = LOGITS * len(self.ends) // token_bytes(self.layout)
         rows = max(1, min(self.pace.rows, self.budget // (slots + logits)))
         return (
             max((size for size in LADDER if size <= rows), default=rows) if self.graphing else rows

@@ -26,7 +26,7 @@ class AutoDraftModel(AutoHead):
 
     @property
     def stands_alone(self) -> bool:  # type: ignore[override]
-        """True unless the drafter for lack of a model reads the target."""
+        """True if the drafter that is used without a trained model does not read the target."""
         return self.otherwise is None or self.otherwise.stands_alone
 
     def bind(self, setting: EngineContext) -> None:

@@ -32,10 +32,10 @@ from sapwood.drafters.compose.merge import Merge
 from sapwood.drafters.lookup.suffix import Suffix
 from sapwood.errors import SapwoodError
 
-# what a drafter without a record is taken for
+# accepted and verified tokens that every drafter begins with
 KEPT = 0.6
 TESTED = 1.0
-# cost that a drafter is taken for at first, in target passes, and calls that this is worth
+# prior of the cost of a call, in target passes, and its weight in calls
 GUESS = 0.1
 SURE = 4.0
 RECENT = 0.95  # weight that a round's seconds keep after the next one

@@ -38,9 +38,9 @@ from sapwood.drafters.lookup.suffix import Suffix
 from sapwood.drafters.propose import covering
 
 MOST = AIDS  # drafters that one tree can tell apart
-# share of a request's looked-up paths that took a tree's place, below which the next tree is
-# drafted ahead even where a path can be looked up: a draft in vain, and the pass behind it, delay
-# the path's pass by more than drafting ahead saves
+# if a smaller share of a request's looked-up paths took a tree's place, the next tree is
+# prelaunched even where a path can be looked up; above it, discarded drafts and passes cost more
+# than is saved
 SELDOM = 0.25
 FOLLOW = 0.25  # weight of the last one in that share
 
@@ -52,7 +52,7 @@ class Merge(Part, WholeTreeDrafter):
     drafters: list[Drafter] = field(
         default_factory=lambda: [Suffix(), AutoHead(otherwise=Recycling(prompt=0))]
     )
-    # chance of a node's chosen children together from which on later drafters are not asked; 1 asks
+    # probability of a node's chosen children together at which later drafters skip it; 1: never
     enough: float = 1.0
 
     paper: ClassVar[str] = "2305.09781"

@@ -29,7 +29,7 @@ from sapwood.drafters.lookup.lookup_base import chosen
 from sapwood.drafters.lookup.recycling import Recycling
 from sapwood.drafters.lookup.suffix import Suffix
 
-PRIOR = 1.0  # tokens, right and wrong each, counted for every drafter before any were verified
+PRIOR = 1.0  # accepted and rejected tokens, each, that every drafter begins with
 
 
 @dataclass

@@ -58,8 +58,8 @@ class RequestHints(Part, WholeTreeDrafter):
     def draft_tree(self, root: int, shape: TreeShape, seed: Tree | None = None) -> Tree | None:
         """A whole tree: the prediction if that is expected to bring more, else the drafter's.
 
-        Under a grammar trees are grown node by node, and so they are where the drafter has to look
-        at them meanwhile.
+        None, so that trees are grown node by node, under a grammar, and for a drafter that starts
+        from other drafters' nodes.
         """
         inner = self.drafter if drafts_whole_trees(self.drafter) else None
         if self.guide_ is not None or (inner is not None and inner.accepts_seed()):
@@ -72,7 +72,7 @@ class RequestHints(Part, WholeTreeDrafter):
         return None if inner is None else inner.draft_tree(root, shape)
 
     def expand(self, tree: Tree, frontier: Frontier, rng: Rng) -> None:
-        """Let the aids add their children, then the drafter, where none of them is sure."""
+        """Let the hints add their children, then the drafter where none of them is sure."""
         first = len(tree)
         frontier = self._open(tree, frontier)
         for aid in self.aids:

@@ -3,11 +3,11 @@
 ReSpec (arXiv 2511.01282) answers when, what and how. When: a retrieved draft is tried if the target
 was certain of its last tokens, by the mean entropy over `window` of them; the limit lies between
 the mean entropies at which retrieved drafts were right and were not. What: of the candidates that
-are found, those whose tokens were accepted after the same token before come first, each at the
-share of the times that it was. Elsewhere the other drafter drafts. How: the paper accepts retrieved
-tokens more easily than drafted ones, which changes the text; here all are judged alike.
+are found, those whose tokens were accepted most often after the same token come first, valued by
+that share. Elsewhere the other drafter drafts. How: the paper accepts retrieved tokens more easily
+than drafted ones, which changes the text; here all are verified alike.
 
-The paper's constants were not to be had; those here are ours.
+The paper's constants were not available; those here are ours.
 """
 
 from collections import deque

@@ -1,10 +1,10 @@
 """One of several drafters for each request, chosen by a bandit.
 
-SPIN (arXiv 2503.15921): several draft models are at hand, and how hard a request is cannot be told
-beforehand. Each request gets one of them, and its speed over plain decoding is the reward by which
-later requests choose. Only the chosen drafter reads the prompt, so that the others cost nothing. A
-drafter that is chosen for every round instead is `hedge`. The paper also cuts long requests into
-pieces of equal length, which batches without padding do not need.
+SPIN (arXiv 2503.15921): there are several draft models, and the difficulty of a request is not
+known beforehand. Each request gets one of them, and its speed over plain decoding is the reward by
+which later requests choose. Only the chosen drafter reads the prompt, so that the others cost
+nothing. A drafter that is chosen for every round instead is `hedge`. The paper also cuts long
+requests into pieces of equal length, which batches without padding do not need.
 """
 
 from dataclasses import dataclass, field

@@ -31,8 +31,8 @@ from sapwood.errors import SapwoodError
 
 BROKEN = "\ufffd"  # what decoders show for bytes that are no whole character
 ANCHOR = "\n"  # read before a text, so that a leading blank is read as inside a text
-# logit of tokens that are not shared, below the best; finite, so that a ban on all others leaves a
-# law
+# logit of tokens that are not shared, below the best; finite, so that a distribution is left even
+# where all shared tokens are banned
 NEVER = -1e4
 MARGIN = 256  # tokens of the model's context that are kept free for a tree
 

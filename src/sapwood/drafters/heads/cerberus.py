@@ -1,8 +1,8 @@
 """Cerberus (arXiv 2410.13344): parallel heads that read each other, and a gate before them.
 
 The gate looks at the entropy of the target's own last distribution: after an uncertain step nothing
-is drafted, and the round is plain decoding. Where the paper puts its gate and its threshold were
-not to be had in full; the distribution is that over the heads' vocabulary, and the limit is ours.
+is drafted, and the round is plain decoding. Which distribution the paper's gate reads, and its
+threshold, were not available: the distribution over the heads' vocabulary and the limit are ours.
 """
 
 from dataclasses import dataclass

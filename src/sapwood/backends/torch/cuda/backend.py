@@ -104,7 +104,7 @@ class CudaBackend(TorchBackend):
         return builder
 
     def round_launcher(self, builder: TreeBuilder) -> CudaRoundLauncher | None:
-        """The launcher of rounds that draft with this builder; None if it is no `CudaTreeBuilder`."""
+        """The launcher of rounds that draft with this builder; None for those of other backends."""
         return builder.rounds if isinstance(builder, CudaTreeBuilder) else None
 
     @property
