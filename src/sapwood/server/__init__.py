@@ -1,1 +1,1 @@
-"""`sapwood serve`: the OpenAI-compatible server."""
+"""`sapwood serve`: the server for OpenAI, Anthropic and Ollama clients."""
