@@ -33,8 +33,7 @@ def test_measured_points_are_exact() -> None:
         (40, 100, 3.0),  # half way along rows
         (1, 600, 1.5),  # half way along contexts
         (40, 600, 4.25),
-        (1, 0, 1.0),  # flat outside
-        (1, 9000, 2.0),
+        (1, 0, 1.0),  # flat below the first context
         (500, 100, 4.0 * 500 / 64),  # beyond the last row in proportion
     ],
 )
@@ -49,6 +48,67 @@ def test_a_line_is_the_same_as_its_points(most: int, context: int, drift: float)
     line = curve.line(most, context)
     assert line == pytest.approx([curve.seconds(rows, context) for rows in range(1, most + 1)])
     assert (np.diff(line) >= -1e-12).all()
+
+
+def attended(rows: list[int], contexts: list[int]) -> CostModel:
+    """Passes that read the weights, and the keys once and once more for each row."""
+    return CostModel(
+        rows,
+        contexts,
+        [[3.0 + 0.1 * count + at * (1e-3 + 2e-4 * count) for count in rows] for at in contexts],
+    )
+
+
+def test_longer_texts_cost_more_by_rows() -> None:
+    curve = attended([1, 2, 4, 8, 16, 64], [128, 768])
+    exact = attended([1, 2, 4, 8, 16, 64], [128, 768, 8192])
+    for rows in (1, 3, 8, 40, 64):
+        for context in (769, 1500, 8192):
+            wanted = exact.seconds(rows, context)
+            assert curve.seconds(rows, context) == pytest.approx(wanted, rel=1e-6)
+    # the ratio that decides how many nodes pay
+    assert curve.seconds(8, 8192) / curve.seconds(1, 8192) > 1.2 * (
+        curve.seconds(8, 768) / curve.seconds(1, 768)
+    )
+
+
+@pytest.mark.parametrize("contexts", [[128], [0, 1024]])
+@pytest.mark.parametrize("change", [-0.1, 0.0])
+def test_noise_makes_no_longer_text_cheaper(contexts: list[int], change: float) -> None:
+    cells = [[1.0, 1.4, 2.0], [1.0 + change, 1.4 + change, 2.0 + change]]
+    curve = CostModel([1, 8, 16], contexts, cells[: len(contexts)])
+    for rows in (1, 8, 100):
+        assert curve.seconds(rows, 9000) == curve.seconds(rows, contexts[-1])
+    # many rows alone measured too fast: what is left is in proportion to the rows
+    odd = CostModel([1, 8, 16], [0, 1024], [[1.0, 1.4, 2.0], [1.0, 1.5, 2.6]])
+    assert (
+        odd.seconds(16, 9000) > odd.seconds(8, 9000) > odd.seconds(1, 9000) > odd.seconds(1, 1024)
+    )
+
+
+def test_a_long_text_gets_a_line_of_its_own() -> None:
+    curve = attended([1, 2, 4, 8, 16], [128, 768])
+    before = [list(cells) for cells in curve.table]
+    curve.observe(8, 1400, 2.0 * curve.seconds(8, 1400))  # not yet twice as long
+    assert curve.contexts == [128, 768]
+    curve = attended([1, 2, 4, 8, 16], [128, 768])
+    wanted = curve.seconds(16, 4000)
+    seen = 2.0 * curve.seconds(8, 4000)
+    curve.observe(8, 4000, seen)
+    assert curve.contexts == [128, 768, 4000]
+    assert curve.seconds(16, 4000) / curve.drift == pytest.approx(wanted)
+    assert curve.table[:2] == before  # what was seen of a long text says nothing of short ones
+    for _ in range(200):
+        curve.observe(8, 4000, seen)
+        curve.observe(1, 4000, 7.0)
+    assert curve.seconds(8, 4000) / curve.seconds(1, 4000) == pytest.approx(seen / 7.0, rel=0.1)
+    assert CostModel.from_json(curve.to_json()).contexts == [128, 768, 4000]
+
+
+def test_a_curve_of_one_context_stays_one() -> None:
+    curve = flat()
+    curve.observe(4, 50_000, 1.5)
+    assert curve.contexts == [0]
 
 
 def test_a_slower_machine_moves_the_whole_table_at_once() -> None:

@@ -2,7 +2,9 @@
 
 A row is one node of a tree, root included, so plain decoding is one row. A pass may hold the trees
 of several requests: then its rows are those of all, and every tree after the first costs a little
-of its own. The table is stored per model, backend, device, dtype and thread count.
+of its own. Longer texts than were measured cost more in proportion to their length, and more rows
+more than one: attention reads all keys for each. Once such a text was decoded, the table has a line
+of its own for it. The table is stored per model, backend, device, dtype and thread count.
 """
 
 import bisect
@@ -18,13 +20,15 @@ from sapwood.core.array_types import FloatArray
 DRIFT = 0.2  # rate at which the whole table follows the machine's present speed
 SHAPE = 0.03  # rate at which a single cell follows its own observations
 OUTLIER = 2.0  # a pass slower or faster than this factor counts as this factor
+LONGER = 2  # a text so many times as long as the longest context of the table gets its own line
 
 
 @dataclass
 class CostModel:
     """Measured seconds of a pass on a grid of contexts and rows.
 
-    Linear between grid points; beyond the largest number of rows in proportion to it.
+    Linear between grid points and beyond the longest context; beyond the largest number of rows in
+    proportion to it.
     """
 
     rows: list[int]  # ascending, starts at 1
@@ -35,6 +39,7 @@ class CostModel:
     tree: float = 0.0
     # by context; see `_line`
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    _growth: tuple[float, float] | None = field(default=None, repr=False, compare=False)
     # the last answer of `plain`, after what was asked
     _plain: tuple[tuple[float, ...], float] = field(default=((), 0.0), repr=False, compare=False)
     _many: dict[int, tuple[FloatArray, FloatArray]] = field(
@@ -46,16 +51,22 @@ class CostModel:
         below, above, weight = self._between(context)
         low = self._cell(below, rows)
         found = low + weight * (self._cell(above, rows) - low if weight else 0.0)
+        longer = context - self.contexts[-1]
+        if longer > 0:
+            fixed, each = self._growth_by_context()
+            found += longer * (fixed + each * rows)
         return (found + (trees - 1) * self.tree) * self.drift
 
     def line(self, most: int, context: int) -> FloatArray:
         """Seconds of passes over 1, 2, ... most rows at this context."""
         below, above, weight = self._between(context)
         low = self._line(below, most)
-        found: FloatArray = (
-            low + weight * (self._line(above, most) - low) if weight else low
-        ) * self.drift
-        return found
+        found: FloatArray = low + weight * (self._line(above, most) - low) if weight else low
+        longer = context - self.contexts[-1]
+        if longer > 0:
+            fixed, each = self._growth_by_context()
+            found = found + longer * (fixed + each * self._numbers(most)[0])
+        return found * self.drift
 
     def plain(self, rows: int, context: int, seconds: float, trees: int = 1) -> float:
         """Seconds of a pass over the roots alone, given that this one took `seconds`.
@@ -76,12 +87,32 @@ class CostModel:
         factor = min(max(factor, 1 / OUTLIER), OUTLIER)
         self.drift *= 1 + DRIFT * (factor - 1)
         column = nearest(self.rows, rows)
+        if len(self.contexts) > 1 and context >= LONGER * max(self.contexts[-1], 1):
+            self._add_context(context)
         below, above, weight = self._between(context)
         place = above if weight > 0.5 else below
         self.table[place][column] *= 1 + SHAPE * (factor - 1)
         if trees > 1:
             self.tree *= 1 + SHAPE * (factor - 1)
         self._lines.pop(place, None)
+        self._growth = None
+
+    def _add_context(self, context: int) -> None:
+        """Add a line for a longer context, as predicted."""
+        cells = [self.seconds(rows, context) / self.drift for rows in self.rows]
+        self.contexts.append(context)
+        self.table.append(cells)
+
+    def _growth_by_context(self) -> tuple[float, float]:
+        """Seconds that each further token of context adds to a pass, and to each of its rows.
+
+        A line through the differences of the first and the last measured context, in which small
+        passes count most; both numbers are at least 0.
+        """
+        if self._growth is None:
+            span = self.contexts[-1] - self.contexts[0]
+            self._growth = rising_line(self.rows, self.table[0], self.table[-1], span)
+        return self._growth
 
     def _cell(self, place: int, rows: int) -> float:
         """Seconds of so many rows at one of the measured contexts, before drift."""
@@ -149,6 +180,7 @@ class CostModel:
         self.table = other.table
         self.drift = other.drift
         self.tree = other.tree
+        self._growth = None
         self._lines.clear()
         self._many.clear()
 
@@ -158,6 +190,27 @@ class CostModel:
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps(self.to_json(), indent=1))
         draft.replace(path)
+
+
+def rising_line(
+    rows: list[int], short: list[float], long: list[float], span: int
+) -> tuple[float, float]:
+    """Start and slope by rows of (long - short) / span, both at least 0; 0 without a span."""
+    if span <= 0:
+        return 0.0, 0.0
+    # a cell's weight is 1 / rows
+    known = list(zip(rows, short, long, strict=True))
+    total = sum(1 / count for count in rows)
+    mean = len(rows) / total
+    grown = sum((after - before) / count for count, before, after in known) / total
+    products = sum((count - mean) * (after - before) / count for count, before, after in known)
+    squares = sum((count - mean) ** 2 / count for count in rows)
+    slope = max(products / squares, 0.0) if squares else 0.0
+    start = grown - slope * mean
+    if start < 0:  # in proportion to the rows
+        start = 0.0
+        slope = sum(after - before for _, before, after in known) / sum(rows)
+    return max(start, 0.0) / span, max(slope, 0.0) / span
 
 
 def nearest(known: list[int], number: int) -> int:
