@@ -40,7 +40,7 @@ class CostModel:
     # by context; see `_line`
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)
     _growth: tuple[float, float] | None = field(default=None, repr=False, compare=False)
-    # the last answer of `plain`, after what was asked
+    # arguments and result of the last call of `plain`
     _plain: tuple[tuple[float, ...], float] = field(default=((), 0.0), repr=False, compare=False)
     _many: dict[int, tuple[FloatArray, FloatArray]] = field(
         default_factory=dict, repr=False, compare=False
@@ -76,7 +76,7 @@ class CostModel:
         if rows == trees:
             return seconds
         asked = rows, context, seconds, trees
-        if asked != self._plain[0]:  # requests that share a pass ask the same
+        if asked != self._plain[0]:  # requests that share a pass call with the same
             whole = self.seconds(rows, context, trees)
             self._plain = asked, seconds * self.seconds(trees, context, trees) / whole
         return self._plain[1]
@@ -127,7 +127,7 @@ class CostModel:
         return cells[above - 1] + (rows - low) / (high - low) * (cells[above] - cells[above - 1])
 
     def _line(self, place: int, most: int) -> FloatArray:
-        """The same for 1, 2, ... most rows; cached, as every round needs it."""
+        """`_cell` for 1, 2, ... most rows; cached, as every round needs it."""
         kept = self._lines.get(place)
         if kept is None or len(kept) < most:
             rows, beyond = self._numbers(most)
