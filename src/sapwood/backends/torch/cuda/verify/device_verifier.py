@@ -1,8 +1,8 @@
 """Verification on the device: the target's token after every row, and the path that matches them.
 
-The token is the best one, or the keyed draw of `rng.KeyedRng`: the largest of logit / temperature plus
-Gumbel noise, a hash of (key of the position, token). Noise belongs to a position, so all rows of
-one depth share it. Double precision, as on the host, so that both draw the same token.
+The token is the best one, or the keyed draw of `rng.KeyedRng`: the largest of logit / temperature
+plus Gumbel noise, a hash of (key of the position, token). Noise belongs to a position, so all rows
+of one depth share it. Double precision, as on the host, so that both draw the same token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
