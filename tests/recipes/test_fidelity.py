@@ -9,6 +9,9 @@ import pytest
 from tools import tables
 
 from sapwood.cli.main import main
+from sapwood.core.types import Draw
+from sapwood.drafters.compose.auto_boosted_model import AutoBoostedModel
+from sapwood.drafters.compose.auto_draft_model import AutoDraftModel
 from sapwood.recipes import RECIPES, resolve
 from sapwood.recipes.entry import Fidelity, NamedRecipe
 
@@ -37,6 +40,42 @@ def test_methods_say_it_in_json_and_in_the_table(capsys: pytest.CaptureFixture[s
     assert found["tapout"]["fidelity"] == "reconstructed"
     [row] = [line for line in tables.page().splitlines() if line.startswith("| `dsbd` | DSBD")]
     assert f"| simplified: {found['dsbd']['note']} |" in row
+
+
+# what labels have to say: words of the notes of recipes that are less than their systems
+SAID = {
+    "specdec": "The acceptance rule alone",
+    "propd": "fitted to the record",
+    "dsbd": "not beam sampling's",
+    "cascade": "One draft model above a lookup",
+    "cas-spec": "sublayers are chosen while decoding",
+    "eagle": "trained as HASS trains it",
+    "eagle2": "trained as HASS trains it",
+    "hass": "without the loss on the target's ten best tokens",
+    "specinfer-merged": "none ships",
+    "specdec++": "hardly better than a constant",
+    "adaeagle": "worse than the best constant",
+    "ltd": "trees of 60 nodes",
+    "judge": "none of the mismatches",
+    "blockwise": "heads are Medusa's",
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_label_says_what_is_missing(name: str) -> None:
+    assert SAID[name] in RECIPES[name].note
+    assert RECIPES[name].fidelity in (Fidelity.SIMPLIFIED, Fidelity.RECONSTRUCTED)
+
+
+def test_hass_has_a_row_of_its_own() -> None:
+    assert RECIPES["hass"].paper == "2408.15766" != RECIPES["eagle2"].paper
+    assert str(resolve("hass")) == str(resolve("eagle2"))  # the same head in the same tree
+
+
+def test_the_second_model_of_specinfer_is_the_boosted_one() -> None:
+    merged: Any = resolve("specinfer-merged").drafter
+    assert [type(one) for one in merged.drafters] == [AutoDraftModel, AutoBoostedModel]
+    assert merged.drafters[1].draws is Draw.IID
 
 
 # constants of the papers' own code or text, by part and option

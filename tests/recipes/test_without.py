@@ -1,6 +1,8 @@
 """Systems of the surveys: each has a recipe, or a sentence that says why it has none."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +51,11 @@ def test_methods_list_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["without_recipe"]
     assert [row["name"] for row in found] == [system.name for system in SYSTEMS]
+
+
+def test_no_page_claims_every_method() -> None:
+    root = Path(__file__).parents[2]
+    for name in ("CHANGELOG.md", "README.md", "docs/index.md"):
+        text = (root / name).read_text()
+        assert not re.search(r"(every|all) ([\w-]+ )?methods? of the literature", text), name
+    assert "which methods are missing and why" in (root / "CHANGELOG.md").read_text()

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from sapwood.policies.ltd import RAW, Ltd
 from sapwood.policies.reach import value
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
+from sapwood.recipes import resolve
 from sapwood.train import c2t, ltd, rounds
+from sapwood.train.predictor_table import PREDICTOR_KINDS, PredictorOptions
 from sapwood.train.replay import ReplayPrices, priced
 from sapwood.train.rounds import RecordedRounds
 from sapwood.verifiers.match import Match
@@ -126,3 +129,10 @@ def test_nothing_drafted_is_nothing_to_learn() -> None:
         ltd.fit(empty)
     with pytest.raises(SapwoodError, match="no drafted nodes were recorded"):
         c2t.fit(empty)
+
+
+def test_trees_are_recorded_as_large_as_the_policy_may_choose() -> None:
+    recorded: Any = PREDICTOR_KINDS["ltd"].recipe(PredictorOptions()).controller
+    used: Any = resolve("ltd").controller
+    assert max(ltd.SIZES) == recorded.nodes == used.nodes == 240
+    assert recorded.depth == used.depth == 12

@@ -66,7 +66,7 @@ ENTRIES = (
         "cas-spec(drafters=[self-skip(share=0.4), self-skip(share=0.6), quantized-self, ngram])"
         " + best(stride=1, estimator=binned) + match + fixed(nodes=32, depth=12, width=3)",
         fidelity=RECONSTRUCTED,
-        note="Rebuilt from the paper's description: sublayers are chosen while decoding, and the "
-        "best leaves of a frontier are expanded together.",
+        note="Rebuilt from the paper's description: sublayers are chosen while decoding, and how "
+        "often a leaf is accepted is counted instead of multiplied from the drafters' acceptance.",
     ),
 )

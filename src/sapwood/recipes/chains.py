@@ -50,8 +50,9 @@ ENTRIES = (
         "2408.11850",
         "auto-draft-model + pearl(first=2) + match + fixed(nodes=4, depth=4, width=1)",
         fidelity=SIMPLIFIED,
-        note="Drafting ends with the pass, two tokens are drafted before a pass that would check none, "
-        "and chosen tokens are matched instead of drawn ones tested.",
+        note="Drafting ends with the pass, whose extra token checks the first of the new ones; "
+        "two tokens are drafted before a pass that would check none; and chosen tokens are "
+        "matched instead of drawn ones tested.",
     ),
     NamedRecipe(
         "amusd",
@@ -68,8 +69,9 @@ ENTRIES = (
         "2506.01979",
         "auto-draft-model + specbranch(first=2) + match + fixed(nodes=4, depth=4, width=4)",
         fidelity=SIMPLIFIED,
-        note="The draft's confidence alone decides where to fork, without the network that reads the "
-        "target's states.",
+        note="The draft's confidence alone decides where to fork, without the network that reads "
+        "the target's states; there are four branches at most instead of three, and two tokens "
+        "are drafted before a pass that would check none.",
     ),
     NamedRecipe(
         "early-exit",
@@ -108,9 +110,9 @@ ENTRIES = (
         "eagle + chain + match + ldlp(nodes=20, width=1)",
         "ldlp",
         fidelity=RECONSTRUCTED,
-        note="Rebuilt from the paper's description: a chain instead of EAGLE's tree, and a "
-        "quantile of the accepted length as the label; the predictor that ships is worse than a "
-        "constant.",
+        note="Rebuilt from the paper's description: the weight of lengths that are too short "
+        "follows from measured prices instead of being chosen, and the predictor that ships is "
+        "worse than the best constant.",
     ),
     NamedRecipe(
         "adaedl",
@@ -194,8 +196,9 @@ ENTRIES = (
         "parallel + chain + specdec + fixed(nodes=25, depth=25, width=1)",
         "parallel",
         fidelity=SIMPLIFIED,
-        note="The acceptance rule alone: the drafter is a head with mask rows, as many as it was "
-        "trained with (six in the one that ships), instead of a model that fills 25 masks.",
+        note="The acceptance rule alone, with limits of our own: the drafter is a head with mask "
+        "rows, as many as it was trained with (six in the one that ships), instead of a model "
+        "that fills 25 masks.",
     ),
     NamedRecipe(
         "medusa-typical",

@@ -19,7 +19,8 @@ ENTRIES = (
         "recurrent + beam(beam=5) + match + fixed(nodes=25, depth=5, width=5)",
         "recurrent",
         fidelity=SIMPLIFIED,
-        note="A gate decides how much of the recurrent state a step replaces.",
+        note="The state begins as the target's, a gate decides how much of it a step replaces, and "
+        "the target's output matrix stands for one of the head's own.",
     ),
     NamedRecipe(
         "clover",
@@ -103,8 +104,9 @@ ENTRIES = (
         "moa + beam(beam=10) + match + fixed(nodes=59, depth=6, width=10)",
         "moa",
         fidelity=SIMPLIFIED,
-        note="Attention over layers reads the hidden states of four layers instead of the keys and "
-        "values of all, and no layers of the target run behind the head.",
+        note="Attention over layers reads the hidden states of four layers instead of the keys "
+        "and values of all, one MLP follows the three attentions instead of one each, and no "
+        "layers of the target run behind the head.",
     ),
     NamedRecipe(
         "glide",

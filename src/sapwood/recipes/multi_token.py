@@ -24,6 +24,8 @@ ENTRIES = (
         "1811.03115",
         "medusa + chain + match + fixed(nodes=5, depth=5, width=1)",
         "medusa",
+        fidelity=SIMPLIFIED,
+        note="The heads are Medusa's, and only the exact criterion is kept.",
     ),
     NamedRecipe(
         "medusa2",

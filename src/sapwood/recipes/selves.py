@@ -35,8 +35,9 @@ ENTRIES = (
         "2410.01028",
         "draft-on-the-fly + draft-verify + match + fixed(nodes=12, depth=12, width=1)",
         fidelity=SIMPLIFIED,
-        note="Similarity is measured around whole layers instead of around attention, and the paper's "
-        "two further rules are left out.",
+        note="Similarity is measured around whole layers instead of around attention, half of the "
+        "inner layers are skipped at most, and of the paper's rules for the set only the "
+        "threshold is here.",
     ),
     NamedRecipe(
         "free",
@@ -72,8 +73,9 @@ ENTRIES = (
         "cascade(drafter=sparse-kv(recent=60, chosen=4032, chunk=8), guesser=auto-draft-model,"
         " ahead=3) + chain + match + fixed(nodes=6, depth=6, width=1)",
         fidelity=SIMPLIFIED,
-        note="The small model sees all of its keys and drafts three tokens at a time; in int8 and "
-        "on CUDA the target's last keys are seen instead of retrieved chunks.",
+        note="The small model sees all of its keys and drafts three tokens at a time, and chosen "
+        "tokens are matched instead of drawn ones tested; in int8 and on CUDA the target's last "
+        "keys are seen instead of retrieved chunks.",
     ),
     NamedRecipe(
         "dvi",

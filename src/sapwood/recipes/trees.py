@@ -91,8 +91,9 @@ ENTRIES = (
         "eagle3 + ltd + match + fixed(nodes=240, depth=12, width=10)",
         "ltd",
         fidelity=SIMPLIFIED,
-        note="Both policies follow the exact gradient of recorded rounds instead of being explored "
-        "by PPO.",
+        note="Both policies read fewer probabilities and follow the exact gradient of recorded "
+        "rounds instead of being explored by PPO; those that ship are fitted to a CPU and to "
+        "trees of 60 nodes.",
     ),
     NamedRecipe(
         "radar",

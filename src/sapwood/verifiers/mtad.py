@@ -5,7 +5,9 @@ is verified as a whole. A prefix passes if min(1, p(x_1..x_i) / q(x_1..x_i)), th
 probabilities, exceeds a threshold; the longest prefix that passes is accepted, even if a shorter
 one fails, since a token more likely under the target makes up for an unlikely one before it. The
 token after it is the target's own. There is neither a coin nor a residual, so the distribution
-changes. The policy that belongs to it is `beam-path`; on a tree every path is tested.
+changes. The policy that belongs to it is `beam-path`; on a tree every path is tested. The published
+code draws the beam, and its threshold is 0.5 by default; q and p are those after temperature, top-k
+and top-p, and at temperature 0 it warns that nothing is gained.
 """
 
 import math

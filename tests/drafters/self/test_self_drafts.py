@@ -1,5 +1,6 @@
 """All self-drafters: the target stays as it is, the same text, the exact law, misfits."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 from sapwood.backends.torch.backend import TorchBackend
+from sapwood.backends.torch.kv_slots import KvLayout, KvSlots
+from sapwood.backends.torch.self_draft import SlotView
 from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import TreeInput
@@ -92,6 +95,36 @@ def test_a_draft_that_was_overwritten_is_written_again(kind: str) -> None:
     for row in range(7):
         assert np.abs(again.logits(row) - rest.logits(row)).max() < 1e-4
     assert len(alone.argmax()) == 5
+
+
+class Undivided:
+    """A network that is run as a whole or not at all, as that of CUDA is."""
+
+    precision = "float32"
+
+
+def test_a_variant_can_go_on_with_the_session_of_another() -> None:
+    fused: Any = copy.copy(target("stock"))
+    fused.network = Undivided()
+    first, second = (fused.variant(skip=[sublayer]) for sublayer in (2, 4))
+    assert first.network is not second.network
+    assert first.network.layout is second.network.layout
+    session = first.open(TEXT)
+    tree = random_tree(12)
+    draft = first.share_session(session)
+    rows_of(first, draft, tree)
+    found = rows_of(second, draft, tree)
+    own = rows_of(second, second.share_session(session), tree)
+    assert np.abs(found - own).max() < 1e-4
+
+
+def test_views_of_one_sequence_know_who_wrote_last() -> None:
+    layout = KvLayout()
+    sequence = KvSlots(layout, 0)
+    one, two = SlotView(sequence, layout), SlotView(sequence, layout)
+    one.writer = "one"
+    two.writer = "two"
+    assert one.writer == two.writer == sequence.writer == "two"
 
 
 def test_sessions_of_another_backend_are_not_looked_into() -> None:

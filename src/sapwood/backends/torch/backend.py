@@ -5,6 +5,7 @@ all networks.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -369,6 +370,11 @@ class TorchBackend:
         """Output of final hidden states [rows, width]."""
         rows = torch.as_tensor(states, dtype=self.dtype, device=self.device)
         return TorchOutput(self.network.compute_logits(rows))
+
+    @cached_property
+    def own_code(self) -> Network:
+        """The model's transformers code; all variants that run it share its KV layout."""
+        return stock(self.model)
 
     def variant(
         self,

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from sapwood.backends.torch.backend import TorchBackend, stock
+from sapwood.backends.torch.backend import TorchBackend
 from sapwood.backends.torch.hf.hf_network import HfNetwork
 from sapwood.backends.torch.hf.key_choice import copy_chosen
 from sapwood.backends.torch.kv_slots import KvLayout, KvSlots, RowSpan
@@ -52,7 +52,7 @@ class SelfDraftBackend(TorchBackend):
         self, target: TorchBackend, *, skip: Collection[int], bits: int, keys: KeyBudget
     ) -> None:
         network: Network = (
-            target.network if isinstance(target.network, PartialNetwork) else stock(target.model)
+            target.network if isinstance(target.network, PartialNetwork) else target.own_code
         )
         if skip:
             assert isinstance(network, PartialNetwork)
@@ -128,6 +128,15 @@ class SlotView(KvSlots):
     def buffers(self) -> list[Tensor]:  # type: ignore[override]
         """The sequence's part of the pool, [2 * layers, heads, slots, width]."""
         return [self.sequence.pool.kept[:, self.sequence.index].transpose(1, 2)]
+
+    @property
+    def writer(self) -> Any:
+        """Who wrote the tree in flight last, through any view of the sequence."""
+        return self.sequence.writer
+
+    @writer.setter
+    def writer(self, writer: Any) -> None:
+        self.sequence.writer = writer
 
     def reserve(self, size: int, used: int) -> None:
         """Make room for `size` slots; all keep what they hold."""
