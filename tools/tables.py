@@ -128,32 +128,6 @@ COMMAND = (
 )
 NUMBERS = ("tokens / pass", "nodes / pass", "speedup", "same text")
 GPU_NUMBERS = ("GPU: tokens / pass", "GPU: speedup")
-# recipes that changed after the record of this commit: the name of the same rule there, if any
-RECORDED = "9474d79bcc8a"
-CHANGED: dict[str, str | None] = {
-    "recycling": None,
-    "recycling-best": "recycling",
-    "swift": None,
-    "draft-verify": None,
-    "early-exit": None,
-    "tapout": None,
-    "cas-spec": None,
-    "triforce": None,
-    "medusa": None,
-    "medusa-typical": None,
-    "hydra": None,
-    "eagle2": None,
-    "hass": None,
-    "eesd": None,
-    "free": None,
-    "propd": None,
-    "cascade": None,
-    # fitted again since
-    "specdec++": None,
-    "c2t": None,
-    "ltd": None,
-    "judge": None,
-}
 WITHOUT_RECIPE = """\
 ## Without a recipe
 
@@ -395,12 +369,10 @@ def source(record: dict[str, Any]) -> str:
 
 def numbers(record: dict[str, Any], recipe: str) -> list[str]:
     """Numbers of a recipe over all prompts, in the order of NUMBERS; empty if it did not run."""
-    changed = CHANGED if record.get("commit") == RECORDED else {}
-    name = changed.get(recipe, recipe)
     rows = [
         row
         for row in record.get("rows", ())
-        if (row["recipe"], row["category"], row.get("temperature", 0)) == (name, "all", 0)
+        if (row["recipe"], row["category"], row.get("temperature", 0)) == (recipe, "all", 0)
     ]
     if not rows or rows[0]["skipped"] is not None:
         return [""] * len(NUMBERS)
