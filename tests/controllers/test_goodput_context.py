@@ -80,3 +80,26 @@ def test_the_rate_of_the_company_counts_where_it_is_higher() -> None:
     assert controller.rate() == pytest.approx(5.0)
     controller.join(BatchLoad(trees=1, rows=0, rate=0.5))
     assert controller.rate() == pytest.approx(1.0)  # never less than plain decoding
+
+
+def test_a_long_text_is_first_decoded_without_a_tree() -> None:
+    controller = begin(2501)
+    assert controller.budget().nodes == 0  # what one row costs there is not known
+    tree = Tree.of_root(0)
+    seen = Outcome(
+        tree,
+        tree,
+        Verdict((0,), 2),
+        ToyOutput(np.zeros((1, 3))),
+        2500,
+        StageTimes(0.0, 2.5, 0.0),
+        asked=False,
+    )
+    controller.observe(seen)
+    assert controller.cost.contexts == [0, 1000, 2500]
+    assert controller.budget().nodes == 3
+    assert controller.plain() == pytest.approx(2.5, rel=1e-3)
+    # many requests at once do not wait for it
+    shared = begin(2501)
+    shared.join(BatchLoad(trees=2, rows=1, rate=0.0))
+    assert shared.budget().nodes == 3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapwood.engine.cost_model import DRIFT, OUTLIER, SHAPE, CostModel, flat
+from sapwood.engine.cost_model import DRIFT, FIRST, OUTLIER, SHAPE, CostModel, flat
 
 
 def stairs() -> CostModel:
@@ -89,26 +89,56 @@ def test_noise_makes_no_longer_text_cheaper(contexts: list[int], change: float) 
 def test_a_long_text_gets_a_line_of_its_own() -> None:
     curve = attended([1, 2, 4, 8, 16], [128, 768])
     before = [list(cells) for cells in curve.table]
-    curve.observe(8, 1400, 2.0 * curve.seconds(8, 1400))  # not yet twice as long
+    curve.observe(8, 1400, curve.seconds(8, 1400))  # not yet twice as long
     assert curve.contexts == [128, 768]
-    curve = attended([1, 2, 4, 8, 16], [128, 768])
-    wanted = curve.seconds(16, 4000)
-    seen = 2.0 * curve.seconds(8, 4000)
-    curve.observe(8, 4000, seen)
+    assert curve.lacks_root(4000)
+    assert not curve.lacks_root(1400)
+    one, eight = 0.9 * curve.seconds(1, 4000), 1.7 * curve.seconds(8, 4000)
+    curve.observe(8, 4000, eight)
     assert curve.contexts == [128, 768, 4000]
-    assert curve.seconds(16, 4000) / curve.drift == pytest.approx(wanted)
-    assert curve.table[:2] == before  # what was seen of a long text says nothing of short ones
-    for _ in range(200):
-        curve.observe(8, 4000, seen)
-        curve.observe(1, 4000, 7.0)
-    assert curve.seconds(8, 4000) / curve.seconds(1, 4000) == pytest.approx(seen / 7.0, rel=0.1)
-    assert CostModel.from_json(curve.to_json()).contexts == [128, 768, 4000]
+    assert curve.lacks_root(4000)
+    curve.observe(1, 4000, one)
+    assert not curve.lacks_root(4000)
+    # two passes tell the price of rows; sizes that were not seen lie between
+    assert curve.seconds(8, 4000) == pytest.approx(eight)
+    assert curve.seconds(1, 4000) == pytest.approx(one)
+    line = curve.line(16, 4000)
+    assert (np.diff(line) >= 0).all()
+    assert one < line[3] < eight < line[15]
+    # what was seen of a long text says nothing of short ones, nor of the machine
+    assert (curve.table[:2], curve.drift) == (before, 1.0)
+
+
+def test_an_odd_pass_over_a_long_text_is_outweighed() -> None:
+    curve = attended([1, 2, 4, 8, 16], [128, 768])
+    usual = curve.seconds(1, 4000)
+    curve.observe(1, 4000, 9 * usual)
+    assert curve.seconds(1, 4000) == pytest.approx(OUTLIER * usual)
+    for _ in range(FIRST - 1):
+        curve.observe(1, 4000, usual)
+    assert curve.seconds(1, 4000) < 1.3 * usual
+    assert curve.drift == 1.0
+    curve.observe(1, 4000, usual)  # from now on as at other contexts
+    assert curve.drift < 1.0
+
+
+def test_lines_of_which_little_was_seen_are_not_stored() -> None:
+    curve = attended([1, 2, 4, 8, 16], [128, 768])
+    curve.observe(1, 4000, 2.0)
+    assert CostModel.from_json(curve.to_json()).contexts == [128, 768]
+    curve.observe(8, 4000, 3.0)
+    read = CostModel.from_json(curve.to_json())
+    assert read.contexts == [128, 768, 4000]
+    assert read.seconds(8, 4000) == pytest.approx(curve.seconds(8, 4000))
+    assert not read.lacks_root(4000)
+    assert read.lacks_root(9000)
 
 
 def test_a_curve_of_one_context_stays_one() -> None:
     curve = flat()
     curve.observe(4, 50_000, 1.5)
     assert curve.contexts == [0]
+    assert not curve.lacks_root(50_000)
 
 
 def test_a_slower_machine_moves_the_whole_table_at_once() -> None:

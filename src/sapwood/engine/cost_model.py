@@ -21,6 +21,33 @@ DRIFT = 0.2  # rate at which the whole table follows the machine's present speed
 SHAPE = 0.03  # rate at which a single cell follows its own observations
 OUTLIER = 2.0  # a pass slower or faster than this factor counts as this factor
 LONGER = 2  # a text so many times as long as the longest context of the table gets its own line
+FIRST = 4  # passes of a size from which such a line is made; later ones refine it
+
+
+@dataclass
+class NewLine:
+    """Seconds at a context that was not measured: predicted, and replaced as passes are seen."""
+
+    predicted: FloatArray  # [rows]
+    seen: dict[int, int] = field(default_factory=dict)  # column -> passes
+    ratios: dict[int, float] = field(default_factory=dict)  # column -> seen over predicted seconds
+
+    def add(self, column: int, ratio: float) -> None:
+        """Count a pass of this column's size."""
+        count = self.seen.get(column, 0) + 1
+        before = self.ratios.get(column, ratio)
+        self.seen[column] = count
+        self.ratios[column] = before + (ratio - before) / count
+
+    def cells(self) -> list[float]:
+        """Seconds by rows: a size that was not seen is off by as much as its neighbours."""
+        known = sorted(self.ratios)
+        ratios = np.interp(
+            np.arange(len(self.predicted)), known, [self.ratios[column] for column in known]
+        )
+        # more rows cannot cost less
+        found: list[float] = np.maximum.accumulate(self.predicted * ratios).tolist()
+        return found
 
 
 @dataclass
@@ -40,6 +67,8 @@ class CostModel:
     # by context; see `_line`
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)
     _growth: tuple[float, float] | None = field(default=None, repr=False, compare=False)
+    # lines of this process that were not measured, by place in the table
+    _new: dict[int, NewLine] = field(default_factory=dict, repr=False, compare=False)
     # arguments and result of the last call of `plain`
     _plain: tuple[tuple[float, ...], float] = field(default=((), 0.0), repr=False, compare=False)
     _many: dict[int, tuple[FloatArray, FloatArray]] = field(
@@ -83,23 +112,42 @@ class CostModel:
 
     def observe(self, rows: int, context: int, seconds: float, trees: int = 1) -> None:
         """Refine by an observed pass: the machine's speed quickly, the table's shape slowly."""
+        if self._is_longer(context):
+            self._add_context(context)
         factor = seconds / self.seconds(rows, context, trees)
         factor = min(max(factor, 1 / OUTLIER), OUTLIER)
-        self.drift *= 1 + DRIFT * (factor - 1)
         column = nearest(self.rows, rows)
-        if len(self.contexts) > 1 and context >= LONGER * max(self.contexts[-1], 1):
-            self._add_context(context)
         below, above, weight = self._between(context)
         place = above if weight > 0.5 else below
+        self._lines.pop(place, None)
+        self._growth = None
+        new = self._new.get(place)
+        if new is not None and trees == 1 and new.seen.get(column, 0) < FIRST:
+            # the prediction is wrong rather than the machine's speed
+            new.add(column, factor * self.table[place][column] / float(new.predicted[column]))
+            self.table[place] = new.cells()
+            return
+        self.drift *= 1 + DRIFT * (factor - 1)
         self.table[place][column] *= 1 + SHAPE * (factor - 1)
         if trees > 1:
             self.tree *= 1 + SHAPE * (factor - 1)
-        self._lines.pop(place, None)
-        self._growth = None
+
+    def lacks_root(self, context: int) -> bool:
+        """True when no pass of one row was seen at a context that was not measured."""
+        if self._is_longer(context):
+            return True
+        below, above, weight = self._between(context)
+        new = self._new.get(above if weight > 0.5 else below)
+        return new is not None and 0 not in new.seen
+
+    def _is_longer(self, context: int) -> bool:
+        """True when a context is to get a line of its own."""
+        return len(self.contexts) > 1 and context >= LONGER * max(self.contexts[-1], 1)
 
     def _add_context(self, context: int) -> None:
         """Add a line for a longer context, as predicted."""
         cells = [self.seconds(rows, context) / self.drift for rows in self.rows]
+        self._new[len(self.table)] = NewLine(np.array(cells))
         self.contexts.append(context)
         self.table.append(cells)
 
@@ -151,11 +199,16 @@ class CostModel:
         return above - 1, above, (context - low) / (high - low)
 
     def to_json(self) -> dict[str, Any]:
-        """The table as it is stored."""
-        table = [[cell * self.drift for cell in line] for line in self.table]
+        """The table as it is stored: without lines of which nothing but their roots was seen."""
+        kept = [
+            place
+            for place in range(len(self.table))
+            if place not in self._new or len(self._new[place].seen) > 1
+        ]
+        table = [[cell * self.drift for cell in self.table[place]] for place in kept]
         return {
             "rows": self.rows,
-            "contexts": self.contexts,
+            "contexts": [self.contexts[place] for place in kept],
             "seconds": table,
             "tree": self.tree * self.drift,
         }
@@ -181,6 +234,7 @@ class CostModel:
         self.drift = other.drift
         self.tree = other.tree
         self._growth = None
+        self._new.clear()
         self._lines.clear()
         self._many.clear()
 
