@@ -22,6 +22,7 @@ SHAPE = 0.03  # rate at which a single cell follows its own observations
 OUTLIER = 2.0  # a pass slower or faster than this factor counts as this factor
 LONGER = 2  # a text so many times as long as the longest context of the table gets its own line
 FIRST = 4  # passes of a size from which such a line is made; later ones refine it
+ROOTS = 3  # such passes of one row before nodes are priced
 
 
 @dataclass
@@ -34,10 +35,9 @@ class NewLine:
 
     def add(self, column: int, ratio: float) -> None:
         """Count a pass of this column's size."""
-        count = self.seen.get(column, 0) + 1
-        before = self.ratios.get(column, ratio)
-        self.seen[column] = count
-        self.ratios[column] = before + (ratio - before) / count
+        self.seen[column] = self.seen.get(column, 0) + 1
+        # the quickest counts: the first passes over a text find nothing in the caches
+        self.ratios[column] = min(self.ratios.get(column, ratio), ratio)
 
     def cells(self) -> list[float]:
         """Seconds by rows: a size that was not seen is off by as much as its neighbours."""
@@ -133,12 +133,12 @@ class CostModel:
             self.tree *= 1 + SHAPE * (factor - 1)
 
     def lacks_root(self, context: int) -> bool:
-        """True when no pass of one row was seen at a context that was not measured."""
+        """True when few passes of one row were seen at a context that was not measured."""
         if self._is_longer(context):
             return True
         below, above, weight = self._between(context)
         new = self._new.get(above if weight > 0.5 else below)
-        return new is not None and 0 not in new.seen
+        return new is not None and new.seen.get(0, 0) < ROOTS
 
     def _is_longer(self, context: int) -> bool:
         """True when a context is to get a line of its own."""
