@@ -49,6 +49,25 @@ def test_a_rest_counts_down_by_rounds_and_counts_nothing() -> None:
     assert stats.seconds == pytest.approx(1.0)
 
 
+def test_rounds_of_a_rest_bring_the_next_probe_nearer() -> None:
+    stats = ThroughputStats(slack=0.03, patience=3, first_pause=8, longest=64, probe=2)
+    stats.rest = 3
+    stats.settle_rest()
+    assert not stats.probes()
+    stats.settle_rest()
+    assert stats.probes()
+    assert stats.rest == 1
+
+
+def test_fewer_trees_end_a_rest_and_forgive_what_led_to_it() -> None:
+    stats = after_failure()
+    stats.rest, stats.rest_trees = 5, 8
+    stats.set_load(5, 1.0)
+    assert (stats.pause, stats.failed, stats.rest) == (16, True, 5)
+    stats.set_load(4, 1.0)
+    assert (stats.pause, stats.failed, stats.rest) == (8, False, 0)
+
+
 def test_what_reading_took_is_left_out_of_a_shared_pass() -> None:
     cost = CostModel([1, 2, 4], [0], [[1.0, 2.0, 6.0]])
     shared = SharedPass(trees=1, rows=2, prefill=2, context=0, seconds=3.0)

@@ -149,6 +149,14 @@ def test_greedy_is_one_hot_on_the_best(logits: FloatArray) -> None:
     assert law_of([1.0, 3.0, 3.0], temperature=0.0).tolist() == [0.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "options", [{"top_k": 0}, {"top_k": 3}, {"top_k": 4}, {"top_p": 1.0}, {"min_p": 0.0}], ids=str
+)
+def test_a_law_that_nothing_cuts_is_passed_through(options: dict[str, Any]) -> None:
+    probs = np.array([0.1, 0.3, 0.5])  # not even renormalised
+    assert truncate(probs, Sampling(**options)) is probs
+
+
 # -------------------------------------------------------------------------------- penalties
 OPTIONS = st.builds(
     Sampling,

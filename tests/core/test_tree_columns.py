@@ -85,6 +85,13 @@ def test_the_best_nodes_are_those_of_largest_reach(count: int, kept: list[int]) 
     assert tree.parents.tolist()[1:] == [{1: 0, 2: 0, 3: kept.index(1)}[n] for n in kept[1:]]
 
 
+@pytest.mark.parametrize(("kept", "valued"), [([1, 3], 2), ([2], 2), ([1, 2, 3], 3)])
+def test_a_cut_is_valued_as_far_as_the_whole_tree_was(kept: list[int], valued: int) -> None:
+    tree = columns()
+    tree.valued = 3  # all but the last node
+    assert tree.keep(kept).valued == valued
+
+
 def test_a_node_is_not_kept_without_its_parent() -> None:
     with pytest.raises(ValueError, match="node 3 cannot be kept without its parent 1"):
         columns().keep([2, 3])

@@ -9,17 +9,20 @@ import pytest
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.controllers.fixed import Fixed
+from sapwood.controllers.goodput import Goodput
 from sapwood.core.protocols import PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import ALONE, BackendInfo, BatchLoad, SharedPass
+from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.engine.batch import Batch
 from sapwood.engine.cost_model import flat
+from sapwood.policies.best import Best
 from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
 from sapwood.verifiers.match import Match
-from tests.helpers.scheduler_harness import Stage
+from tests.helpers.scheduler_harness import Stage, Timed
 
 
 class Device(ToyBackend):
@@ -160,3 +163,16 @@ def test_a_request_that_stays_alone_is_told_so_once() -> None:
     stage.ask([1, 2], Sampling(max_tokens=6))
     stage.run()
     assert 2 in [load.trees for load in loads]
+
+
+@pytest.mark.parametrize("total", [0, 1, 5])
+def test_all_trees_of_a_pass_share_its_nodes(total: int) -> None:
+    recipe = Recipe(DraftModel(model=ToyBackend()), Best(), Match(), Goodput(nodes=9, slack=1.0))
+    stage = Stage(Timed(), recipe)  # rows cost nothing
+    for prompt in ([0, 1, 2], [1, 2]):
+        stage.ask(prompt, Sampling(max_tokens=99))
+    stage.run(3)
+    found = Batch(stage.target, stage.cost, [*stage.pool.running], [], 0, stage.now)
+    assert len(found.requests) == 2
+    assert not [*found.draft(99, 99), *found.prune(total)]
+    assert sum(len(tree_input.tree) - 1 for tree_input in found.inputs.values()) == total

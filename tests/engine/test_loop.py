@@ -10,7 +10,14 @@ import pytest
 from sapwood.backends.toy import ToyBackend, ToySession
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.part import Part
-from sapwood.core.protocols import Drafter, PrefillChunk, RequestContext, TargetOutput, TreeInput
+from sapwood.core.protocols import (
+    Drafter,
+    EngineContext,
+    PrefillChunk,
+    RequestContext,
+    TargetOutput,
+    TreeInput,
+)
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import ROOT, Tree
@@ -230,6 +237,20 @@ def test_a_clock_books_every_moment_once() -> None:
         clock.lap(stage)
     assert clock.split().total == 15.0
     assert clock.split().total == 0.0
+
+
+def test_parts_are_given_the_engines_clock() -> None:
+    clocks: list[Any] = []
+
+    class Clocked(Chain):
+        def bind(self, setting: EngineContext) -> None:
+            clocks.append(setting.now)
+
+    def clock() -> float:
+        return 0.0
+
+    engine(policy=Clocked(), now=clock)
+    assert clocks == [clock]
 
 
 # ------------------------------------------------------------------------------------- closing

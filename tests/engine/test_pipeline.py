@@ -16,7 +16,7 @@ from sapwood.core.protocols import Policy, TargetOutput, TreeInput
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.target_probs import PathProbs
-from sapwood.core.tree import ROOT, Tree
+from sapwood.core.tree import CAPACITY, ROOT, Tree
 from sapwood.core.types import Outcome
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.drafters.lookup.ngram import Ngram
@@ -145,6 +145,13 @@ def test_a_perfect_draft_fills_the_pipeline() -> None:
     first = outcomes(made, Sampling(max_tokens=100))[0]
     assert first.verdict.accepted == 24
     assert first.passes == 25  # one run a token, none cancelled
+
+
+def test_a_window_grows_until_its_tree_is_full_and_no_further() -> None:
+    made = recipe(PipeDec(beam=6, children=3, stages=2), "a", nodes=CAPACITY - 1)
+    target = ToyBackend("a", context=512)
+    first = outcomes(made, Sampling(max_tokens=400), target=target)[0]
+    assert CAPACITY - 3 < len(first.grown) <= CAPACITY
 
 
 def test_runs_beside_the_targets_token_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

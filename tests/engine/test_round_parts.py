@@ -1,5 +1,6 @@
 """Pieces of a round by themselves: time that a pause hid, shared passes told on, devices prepared."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from sapwood.core.protocols import RequestContext
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import Tree
-from sapwood.core.types import Budget, StageClock, TreeShape, Verdict
+from sapwood.core.types import Budget, StageClock, StageTimes, TreeShape, Verdict
 from sapwood.drafters.lookup.ngram import Ngram
 from sapwood.engine import prelaunch as prelaunch_module
 from sapwood.engine.loop import Engine
@@ -28,8 +29,10 @@ from sapwood.recipe import Recipe
 from sapwood.verifiers.match import Match
 
 
-def decoder(sampling: Sampling | None = None, **options: Any) -> RequestDecoder:
-    engine = Engine(ToyBackend(), Recipe(Ngram(), Chain(), Match(), Fixed()), now=lambda: 0.0)
+def decoder(
+    sampling: Sampling | None = None, now: Callable[[], float] = lambda: 0.0, **options: Any
+) -> RequestDecoder:
+    engine = Engine(ToyBackend(), Recipe(Ngram(), Chain(), Match(), Fixed()), now=now)
     options = {"session": None, **options}
     return RequestDecoder(engine, [0, 1, 2], sampling or Sampling(), KeyedRng(0), **options)
 
@@ -53,6 +56,20 @@ def test_drafting_behind_a_pause_is_counted(
     request.judged = 10.0
     request.clock.last = 10.0 + since
     assert request.overlooked() == pytest.approx(hidden)
+
+
+@pytest.mark.parametrize(("seconds", "draft"), [(5.0, 3.0), (2.0, 2.0), (0.0, 0.0)])
+def test_a_draft_that_was_launched_ahead_costs_what_it_took_of_the_pause(
+    seconds: float, draft: float
+) -> None:
+    time = [0.0]
+    request = decoder(now=lambda: time[0])
+    [scores] = ToyBackend().score([request.draft()])
+    request.finish_round(scores)
+    request.next_round = NextRound(Budget(4, 2, 1), launched=True, seconds=seconds)
+    time[0] += 3.0  # the caller's own
+    [scores] = ToyBackend().score([request.draft()])
+    assert request.finish_round(scores).times == StageTimes(draft=draft)
 
 
 def test_a_stage_gives_no_more_than_it_has() -> None:
@@ -109,6 +126,31 @@ def test_the_next_tree_is_shaped_where_it_fits_and_will_be_wanted(whole: set[str
     assert plan(wanted=nothing) == NextRound(nothing)
     whole.discard("drafter")
     assert plan() == NextRound(budget)
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_launched_round_is_known_with_the_seconds_of_its_draft() -> None:
+    calls: list[str] = []
+    budget, shape = Budget(4, 2, 2), TreeShape(4, 2, 2, 2)
+    launch: Any = SimpleNamespace(
+        launch_draft=lambda: calls.append("draft"),
+        launch_pass=lambda: calls.append("pass"),
+        seconds=0.25,
+    )
+    request: Any = decoder()
+    request.tree = Tree(2)
+    request.whole_trees = whole_tree_parts(
+        SimpleNamespace(prelaunch=lambda shape, tree: launch),
+        SimpleNamespace(tree_shape=lambda budget: shape),
+    )
+    request.controller = SimpleNamespace(budget=lambda: budget)
+    request.verifier = SimpleNamespace(follows=lambda probs: True)
+    probs: Any = SimpleNamespace(launch_follow=lambda position, rng: True)
+    planned = request.prelaunch(probs)
+    assert planned == NextRound(budget, shape, launched=True, seconds=0.25)
+    assert calls == ["draft", "pass"]
+    probs.launch_follow = lambda position, rng: False
+    assert request.prelaunch(probs) == NextRound(budget, shape)
 
 
 def test_room_is_what_context_request_and_backend_leave() -> None:

@@ -12,7 +12,7 @@ from sapwood.core.part import Part
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Outcome
 from sapwood.engine.cost_model import CostModel
-from sapwood.engine.request import RequestTimeout
+from sapwood.engine.request import RequestState, RequestTimeout
 from sapwood.errors import OutOfMemory, SapwoodError
 from tests.helpers.scheduler_harness import Stage, Timed, alone, ended, failure, tokens_of
 
@@ -88,6 +88,14 @@ def test_requests_share_passes_and_prompts_ride_along() -> None:
     assert (1, 1, 64) in target.shapes  # the second text is read beside the first answer, in chunks
     assert (1, 1, 35) in target.shapes
     assert (2, 2, 0) in target.shapes
+
+
+def test_steps_are_numbered_and_counted() -> None:
+    stage = Stage(Timed())
+    stage.ask([0, 1, 2])
+    stage.run()
+    assert [told.number for told in stage.rounds] == list(range(1, len(stage.rounds) + 1))
+    assert stage.scheduler.snapshot().rounds == len(stage.rounds)
 
 
 def test_a_cancelled_request_is_free_before_the_next_round() -> None:
@@ -183,6 +191,57 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     assert target.memory.used == 0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "holds no tokens"),
+        ([0, 3], "token 3, but toy-target knows 3"),
+        ([0] * 512, "toy-target holds 512"),
+    ],
+)
+def test_a_prompt_that_the_model_cannot_read_is_refused_at_once(
+    prompt: list[int], words: str
+) -> None:
+    stage = Stage(Timed(context=512))
+    request = stage.ask(prompt)
+    assert stage.pool.idle
+    assert words in str(failure(stage.steps[request]))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "state"), [(6, RequestState.RUNNING), (5, RequestState.WAITING)]
+)
+def test_a_request_is_admitted_where_each_can_have_one_more_block(
+    blocks: int, state: RequestState
+) -> None:
+    target = Timed(context=512)
+    target.memory.limit(16 * blocks)
+    stage = Stage(target)
+    stage.ask([0] * 20)
+    stage.run(2)
+    assert target.memory.used == 2
+    second = stage.ask([1] * 20)  # two blocks, and one more for each of the two
+    stage.run(2)
+    assert second.state is state
+
+
+def test_a_prefill_that_is_put_aside_gives_its_memory_back() -> None:
+    target = Timed(context=1024)
+    target.memory.limit(2048)
+    stage = Stage(target)
+    request = stage.ask([0, 1, 2] * 200)  # longer than one chunk
+    stage.run(1)
+    [prefill] = stage.pool.prefills
+    assert target.memory.used > 0
+    stage.pool.preempt(prefill)
+    assert target.memory.used == 0
+    stage.run()
+    assert tokens_of(stage.steps[request]) == alone(
+        ToyBackend("target", 3, 1024), "plain", request.prompt, request.sampling
+    )
+    assert target.memory.used == 0
+
+
 def test_memory_for_trees_shrinks_before_requests_lose_theirs() -> None:
     target = Timed(context=512)
     target.memory.limit(16 * 6)
@@ -212,6 +271,14 @@ def test_deadlines_end_requests_wherever_they_are() -> None:
     assert len(stage.steps[slow]) > 15
     assert len(tokens_of(stage.steps[fine])) == 12
     assert target.memory.used == 0
+
+
+def test_a_deadline_counts_from_the_requests_own_beginning() -> None:
+    target = Timed(time=[1000.0])
+    stage = Stage(target)
+    request = stage.ask([0] * 9, timeout=500)
+    stage.run()
+    assert len(tokens_of(stage.steps[request])) == 12
 
 
 def test_tenants_take_turns() -> None:

@@ -174,6 +174,14 @@ def test_a_cut_gives_back_whole_blocks_and_forgets_tokens(keeping: BlockAllocato
     assert other.find([*range(SIZE + 1), 50, 51, 52]) == 2 * SIZE
 
 
+def test_of_what_a_cut_gives_back_the_end_is_forgotten_first(keeping: BlockAllocator) -> None:
+    tokens = list(range(6 * SIZE))
+    table = written(keeping, tokens)
+    table.truncate(SIZE)  # holds one block, five are known
+    BlockTable(keeping).reserve(0, 6 * SIZE)  # two more than are free
+    assert BlockTable(keeping).find(tokens) == 4 * SIZE
+
+
 def test_a_cut_text_goes_on_under_new_names(keeping: BlockAllocator) -> None:
     table = written(keeping, list(range(2 * SIZE)))
     table.truncate(SIZE)

@@ -200,4 +200,5 @@ def test_lengths_follow_drafts_and_acceptance() -> None:
     assert seen(7, 2) == 6  # averages 5.5 and 3
     assert seen(1, 0) == 4  # averages 3.25 and 1.5
     assert seen(0, 0) == 4  # no draft, no change
+    assert seen(5, 4) == 5  # averages 4.125 and 2.75
     assert [seen(1, 0) for _ in range(4)][-1] == 2  # not below the least

@@ -10,7 +10,7 @@ from sapwood.common.uncertainty import distance
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
-from sapwood.core.types import Outcome
+from sapwood.core.types import Draw, Outcome
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.engine.loop import Engine
 from sapwood.policies.chain import Chain
@@ -18,6 +18,7 @@ from sapwood.policies.svip import Svip
 from sapwood.recipe import Recipe
 from sapwood.testing import departure
 from sapwood.verifiers.adasd import AdaSd
+from tests.helpers.verifier_recipes import accepted, laws_of
 
 
 def adasd_rounds(fade: float) -> list[Outcome]:
@@ -69,3 +70,10 @@ def test_adasd_without_a_law_is_exact() -> None:
         DraftModel(model=ToyBackend("draft")), Chain(), AdaSd(), Fixed(2, 2, 1)
     )  # chosen tokens, and nobody reads laws
     assert departure(recipe, sampling=Sampling(max_tokens=41), horizon=40).max() == 0
+
+
+@pytest.mark.parametrize("pair", range(3))
+def test_a_drawn_token_is_accepted_as_often_as_two_laws_overlap(pair: int) -> None:
+    """Nothing is excused in a first round: p/q decides, not a draw of the target's own."""
+    p, q = laws_of(pair)
+    assert accepted(Draw.IID, AdaSd(), pair, width=1) == pytest.approx(np.minimum(p, q).sum())

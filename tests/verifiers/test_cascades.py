@@ -5,12 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from sapwood.backends.toy import ToyBackend, probs_after
+from sapwood.backends.toy import ToyBackend, ToyOutput, probs_after
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.array_types import FloatArray
-from sapwood.core.sampling import Sampling
+from sapwood.core.rng import KeyedRng
+from sapwood.core.sampling import Sampler, Sampling
+from sapwood.core.target_probs import PathProbs
 from sapwood.core.tree import ROOT, Tree
-from sapwood.core.types import Draw
+from sapwood.core.types import Draw, Verdict
 from sapwood.drafters.compose.draft_model import DraftModel
 from sapwood.policies.chain import Chain
 from sapwood.recipe import Recipe
@@ -100,3 +102,16 @@ def test_a_chosen_token_stands_by_the_rule_of_its_position() -> None:
     ]:
         assert rule._keeps(tree, ROOT, child, p) is stands, rule
     assert not Cascades(Deferral.DIFF)._keeps(tree, ROOT, first, np.array([0.5, 0.0, 0.5]))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "verdict"), [(0.6, Verdict((ROOT,), 1)), (0.7, Verdict((ROOT, 1), 1))]
+)
+def test_a_chosen_token_stands_by_the_distance_of_p_and_q(alpha: float, verdict: Verdict) -> None:
+    """The target is surer by 0.2, their distance is 0.3: `opt` defers below an alpha of 2/3."""
+    tree = Tree(0)
+    tree.extend(ROOT, [0], [0.5])
+    tree.proposals[ROOT, 0] = np.array([0.5, 0.4, 0.1])
+    laws = np.array([[0.2, 0.7, 0.1], [0.1, 0.8, 0.1]])
+    target = PathProbs(tree, ToyOutput(np.log(laws)), Sampler(Sampling(), [0]))
+    assert Cascades(Deferral.OPT, alpha).verify(tree, target, 1, KeyedRng(0)) == verdict

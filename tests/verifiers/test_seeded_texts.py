@@ -41,6 +41,7 @@ PINNED: dict[str, tuple[Draw, str]] = {
 MADE_UP = {
     "optimal": "2415004405551032004445403111015043434045",
     "optimal-iid": "3420202341451441154131553112025151133104",
+    "khisti": "3414235144010551214103320531033440252223",
 }
 
 
@@ -65,7 +66,7 @@ def test_a_seed_gives_the_text_it_always_gave(name: str) -> None:
     assert text_of(name, draws) == text
 
 
-@pytest.mark.parametrize("name", ["optimal", "optimal-iid"])
+@pytest.mark.parametrize("name", MADE_UP)
 def test_draws_that_are_made_up_have_places_of_their_own(name: str) -> None:
     draws = Draw.SWOR if name == "optimal" else Draw.IID
     assert text_of(name, draws, shape=[1, 1]) == MADE_UP[name]

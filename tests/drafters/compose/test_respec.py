@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sapwood.backends.toy import ToyBackend
+from sapwood.backends.toy import ToyBackend, ToyOutput
 from sapwood.controllers.fixed import Fixed
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
@@ -119,9 +119,11 @@ def test_no_tree_is_grown_beforehand() -> None:
 
 def test_the_limit_lies_between_right_and_wrong() -> None:
     limit = EntropyLimit(fade=0.5)
-    before = limit.nats
+    assert limit.nats == 2.0
     limit.add(0.5, right=False)  # a sure target, and a wrong lookup: be more careful
-    assert limit.nats < before
+    assert (limit.right, limit.wrong, limit.nats) == (1.0, 1.75, 1.375)
+    limit.add(0.5, right=True)
+    assert (limit.right, limit.wrong, limit.nats) == (0.75, 1.75, 1.25)
     for _ in range(20):
         limit.add(4.0, right=True)
     assert limit.nats == pytest.approx(4.0, abs=0.1)
@@ -155,10 +157,12 @@ def test_feedback_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_entropy_is_the_targets() -> None:
     drafter = begun()
     scores = ToyBackend("a").scores([(0, 1)])
-    tree = Tree(1)
-    drafter.observe(Outcome(tree, tree, Verdict((ROOT,), 1), scores, 8))
     probs = np.exp(scores.rows[0])
-    assert drafter.entropies_[-1] == pytest.approx(-float(probs @ np.log(probs)))
+    tree = Tree(1)
+    for shift in (0.0, 1000.0):  # a model's logits are no log-probabilities
+        output = ToyOutput(scores.rows + shift)
+        drafter.observe(Outcome(tree, tree, Verdict((ROOT,), 1), output, 8))
+        assert drafter.entropies_[-1] == pytest.approx(-float(probs @ np.log(probs)))
 
 
 def test_drawn_tokens_are_refused() -> None:
