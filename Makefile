@@ -31,6 +31,9 @@ quick: $(READY)  ## the essentials of every package, in a few minutes
 test: $(READY)  ## run all tests
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --durations=20
 
+# The interpreter multiplies by OpenBLAS. In its kernels for Haswell, a row's bits depend on where it
+# stands; in these, which any processor with AVX runs, they do not.
+kernels: export OPENBLAS_CORETYPE := Sandybridge
 kernels: $(READY)  ## a choice of the tests of CUDA kernels, in Triton's interpreter on the CPU
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto --dist worksteal --timeout 1500 -m interpreter tests/backends/torch/cuda
 

@@ -9,7 +9,7 @@ import torch
 
 CUDA = torch.cuda.is_available()
 MISSING = (
-    "needs a CUDA device, or `pip install triton` and TRITON_INTERPRET=1 as `make kernels` has it"
+    "needs a CUDA device, or `pip install triton` and the environment of `make kernels`"
 )
 DEVICE = "cuda" if CUDA else "cpu"
 

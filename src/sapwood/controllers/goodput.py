@@ -123,8 +123,8 @@ class Goodput(ThroughputController):
         apart = load.trees > 1 and not load.alike
         if self.stats.rest > 0 or (apart and self.backoff_.pauses()):
             return NO_NODES
-        if load.trees == 1 and self.cost.lacks_root(self.context_):
-            return NO_NODES  # what nodes cost is told from passes without and with them
+        if self.begun_ and load.trees == 1 and self.cost.lacks_root(self.context_):
+            return NO_NODES  # what nodes cost is told from passes with and without them
         if self.stats.probes():
             return Budget(min(self.nodes, PROBE), self.depth, self.width)
         others = load.rows
