@@ -8,9 +8,7 @@ import pytest
 import torch
 
 CUDA = torch.cuda.is_available()
-MISSING = (
-    "needs a CUDA device, or `pip install triton` and the environment of `make kernels`"
-)
+MISSING = "needs a CUDA device, or `pip install triton` and the environment of `make kernels`"
 DEVICE = "cuda" if CUDA else "cpu"
 
 
