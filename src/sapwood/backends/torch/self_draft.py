@@ -131,11 +131,12 @@ class SlotView(KvSlots):
 
     @property
     def writer(self) -> Any:
-        """Who wrote the tree in flight last, through any view of the sequence."""
+        """The last writer of the tree in flight, through any view of the sequence."""
         return self.sequence.writer
 
     @writer.setter
     def writer(self, writer: Any) -> None:
+        """Set the last writer, for all views."""
         self.sequence.writer = writer
 
     def reserve(self, size: int, used: int) -> None:
