@@ -27,7 +27,7 @@ from sapwood.core.protocols import (
 )
 from sapwood.core.sampling import Sampling
 from sapwood.core.types import Draw, Guarantee, Prune
-from sapwood.drafters.compose.request_hints import RequestHints, aids_of
+from sapwood.drafters.compose.request_hints import RequestHints, hints_of
 from sapwood.errors import SapwoodError, Unsound
 from sapwood.policies.grammar_prune import GrammarPrune
 from sapwood.spec_parser import PartSpec, read, read_all
@@ -114,10 +114,10 @@ class Recipe:
     def with_hints(self, parts: list[Part], sampling: Sampling) -> list[Part]:
         """Parts of one request, extended by its grammar and its predicted output."""
         drafter, policy, *others = parts
-        aids = aids_of(sampling)
+        hints = hints_of(sampling)
         mixes = self.takes_chosen(sampling)
-        if aids and mixes:
-            drafter = RequestHints(drafter, aids)  # type: ignore[arg-type]
+        if hints and mixes:
+            drafter = RequestHints(drafter, hints)  # type: ignore[arg-type]
         elif sampling.prediction:
             raise SapwoodError(
                 f"a prediction cannot stand beside {self.drafter.draws.value} drafts under "

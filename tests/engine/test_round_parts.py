@@ -51,11 +51,11 @@ def test_drafting_behind_a_pause_is_counted(
     growing: float, paused: float, since: float, hidden: float
 ) -> None:
     request = decoder()
-    request.growing = growing
+    request.device_draft_seconds = growing
     request.paused = paused
-    request.judged = 10.0
+    request.verified_at = 10.0
     request.clock.last = 10.0 + since
-    assert request.overlooked() == pytest.approx(hidden)
+    assert request.draft_seconds_in_pause() == pytest.approx(hidden)
 
 
 @pytest.mark.parametrize(("seconds", "draft"), [(5.0, 3.0), (2.0, 2.0), (0.0, 0.0)])

@@ -14,7 +14,7 @@ def encode(text: str) -> list[int]:
 
 def turns(calm: float, patch: pytest.MonkeyPatch) -> tuple[Stage, list[str]]:
     """A scheduler after warming up, whose steps take a second each; and what was reported."""
-    patch.setattr(warmup, "CALM", calm)
+    patch.setattr(warmup, "CAPTURE_FREE_S", calm)
     patch.setattr(warmup, "TOKENS", 4)
     stage = Stage(Timed("target", context=4000))
     said: list[str] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sapwood.core.tree import AID_NAMES, AIDS, Tree
+from sapwood.core.tree import HINT_NAMES, HINTS, Tree
 from sapwood.core.types import Outcome, StageTimes, Verdict
 from sapwood.registry import names
 from sapwood.server.metrics import BANDS, DEEPEST, Metrics, origin_label
@@ -169,7 +169,7 @@ def test_a_guess_of_several_drafters_counts_for_each_and_is_one_token() -> None:
     assert origin_label(0, {0: "a", 1: "b"}) == "model"
     assert origin_label(0b10, {0: "a", 1: "b"}) == "b"
     assert origin_label(0b11, {0: "a", 1: "b"}) == "several"
-    assert origin_label(1 << AIDS, {0: "a", **AID_NAMES}) == "grammar"
+    assert origin_label(1 << HINTS, {0: "a", **HINT_NAMES}) == "grammar"
     with served() as one:
         metrics = Metrics(one.api.engine_thread)
         tree = Tree(5)

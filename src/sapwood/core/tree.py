@@ -14,8 +14,8 @@ from sapwood.core.array_types import BoolArray, FloatArray, IntArray
 
 CAPACITY = 1024  # most nodes a tree may hold, root included
 # sources from here on are hints of the request, not drafters: its grammar, its prediction
-AIDS = 28
-AID_NAMES = {AIDS: "grammar", AIDS + 1: "prediction"}
+HINTS = 28
+HINT_NAMES = {HINTS: "grammar", HINTS + 1: "prediction"}
 ROOT = 0
 # columns of a tree of its root alone
 BEFORE = np.full(1, -1)

@@ -91,7 +91,7 @@ class OverlapDecoder(RequestDecoder):
             work = self.draft()
         else:
             self.paused = self.clock.restart()
-            self.growing = 0.0
+            self.device_draft_seconds = 0.0
             self.budget = NO_NODES
             self.grown = self.tree = Tree.of_root(self.root)
             work = TreeInput(self.session, self.tree)
@@ -101,7 +101,7 @@ class OverlapDecoder(RequestDecoder):
     def _beside(self, drafting: ThreadPoolExecutor) -> Outcome:
         """Score what is drafted while the drafter goes on."""
         self.paused = self.clock.restart()
-        self.growing = 0.0
+        self.device_draft_seconds = 0.0
         self.budget = self.controller.budget().within(*self.room(CAPACITY - 1))
         if not self.budget.nodes:
             return self._alone(draft=False)

@@ -87,7 +87,7 @@ class PipelineDecoder(OverlapDecoder):
     def _beside(self, drafting: ThreadPoolExecutor) -> Outcome:
         """One window."""
         self.paused = self.clock.restart()
-        self.growing = 0.0
+        self.device_draft_seconds = 0.0
         self.budget = self.controller.budget().within(*self.room(CAPACITY - 1))
         if not self.budget.nodes:
             return self._alone(draft=False)

@@ -111,10 +111,10 @@ class RequestDecoder:
         self.pending_outcome: Outcome | None = None
         self.row_drafts: LookaheadRows | None = None  # rows behind this round's nodes
         self.next_round: NextRound | None = None
-        # seconds; see `overlooked`
-        self.growing = 0.0  # of the device for a draft launched ahead
+        # seconds; see `draft_seconds_in_pause`
+        self.device_draft_seconds = 0.0  # for a draft launched ahead
         self.paused = 0.0  # between the last round and the present one
-        self.judged = 0.0  # clock at the end of the last verification
+        self.verified_at = 0.0  # clock at the end of the last verification
         self.clock.lap("draft")  # the parts' work on the prompt counts as drafting
 
     @property
@@ -142,7 +142,7 @@ class RequestDecoder:
             self.next_round = None
         planned = self.next_round or NextRound(self.controller.budget())
         self.next_round = None
-        self.growing = planned.seconds
+        self.device_draft_seconds = planned.seconds
         self.budget = planned.budget.within(*self.room(most, begun=planned.launched))
         self.shape = planned.shape if self.budget is planned.budget else None
 
@@ -173,14 +173,14 @@ class RequestDecoder:
             budget = self.budget if nodes is None else replace(self.budget, nodes=nodes, price=None)
             self.tree = self.policy.prune(self.grown, budget)
         self.clock.lap("draft")
-        self.clock.add("draft", self.overlooked())
+        self.clock.add("draft", self.draft_seconds_in_pause())
         self.row_drafts = self.drafter.lookahead(self.tree) if self.adds_rows else None
         return TreeInput(self.session, self.tree, lookahead=self.row_drafts)
 
-    def overlooked(self) -> float:
+    def draft_seconds_in_pause(self) -> float:
         """Seconds of device drafting during the caller's pause, which count as drafting."""
-        busy = self.clock.last - self.judged - self.paused
-        return min(self.paused, max(self.growing - busy, 0.0))
+        busy = self.clock.last - self.verified_at - self.paused
+        return min(self.paused, max(self.device_draft_seconds - busy, 0.0))
 
     def finish_round(self, scores: TargetOutput, shared: SharedPass | None = None) -> Outcome:
         """Verify the scored tree, commit the accepted path, and let every part observe the round.
@@ -220,7 +220,7 @@ class RequestDecoder:
     def _finish_root(self, scores: TargetOutput, shared: SharedPass) -> Outcome:
         """`finish_round` of a root alone in a shared pass, whose verdict is the best token."""
         self.clock.book("verify", shared.seconds)
-        self.judged = self.clock.last
+        self.verified_at = self.clock.last
         context = self.session.length
         verdict = Verdict(ROOT_PATH, int(scores.argmax()[ROOT]))
         self.session.commit(ROOT_PATH)
@@ -322,7 +322,7 @@ class RequestDecoder:
     def _time_verified(self) -> StageTimes:
         """Seconds of the round; time in which the device was still drafting counts as drafting."""
         self.clock.lap("verify")
-        self.judged = self.clock.last
+        self.verified_at = self.clock.last
         self.clock.shift("verify", "draft", self.tree.drafting)
         return self.clock.split()
 

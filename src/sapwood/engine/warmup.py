@@ -25,7 +25,7 @@ TEXTS = (
 )
 REPEATS = (1, 12, 40)  # of a text in its prompt: short, medium and long contexts
 TOKENS = 64  # of each answer
-CALM = 0.012  # seconds: if no step of a turn takes longer, nothing was captured in it
+CAPTURE_FREE_S = 0.012  # seconds: if no step of a turn takes longer, nothing was captured in it
 TURNS = 4  # at most
 
 
@@ -40,7 +40,7 @@ def warm_up(
     for level in levels:
         for turn in range(1, TURNS + 1):
             progress(f"warming up: {level} at a time, turn {turn}")
-            if answer_all(scheduler, prompts, level) < CALM:
+            if answer_all(scheduler, prompts, level) < CAPTURE_FREE_S:
                 break
     scheduler.steps = scheduler.tokens = 0
     scheduler.recent = RecentStats()

@@ -12,11 +12,11 @@ a best child for all.
 import numpy as np
 
 from sapwood.core.array_types import FloatArray
-from sapwood.core.tree import AIDS, Tree
+from sapwood.core.tree import HINTS, Tree
 from sapwood.core.types import AcceptanceCounts, Budget, GrowthRule, Outcome
 from sapwood.policies.reach import ready
 
-DRAFTERS = (1 << AIDS) - 1  # bits of drafters that take time; hints of a request take none
+DRAFTERS = (1 << HINTS) - 1  # bits of drafters that take time; hints of a request take none
 FADE = 0.97  # weight that a round's seconds keep after the next one
 # expanded nodes in the mean chance of a best child; rounds without any after which it is reset
 RECENT = 20

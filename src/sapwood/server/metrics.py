@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from sapwood.common.calibration import BINS, CalibrationCurve
 from sapwood.core.array_types import IntArray
 from sapwood.core.protocols import Drafter
-from sapwood.core.tree import AID_NAMES
+from sapwood.core.tree import HINT_NAMES
 from sapwood.core.types import BackendInfo, Outcome
 from sapwood.engine.outputs import Step
 from sapwood.engine.request import Request
@@ -220,7 +220,7 @@ BANDS = bands(BINS)
 
 def names_by_bit(drafter: Drafter, info: BackendInfo) -> Mapping[int, str]:
     """Names by bits of a node's sources: drafters, and the hints of a request."""
-    return {**dict(enumerate(drafter_names(drafter, info))), **AID_NAMES}
+    return {**dict(enumerate(drafter_names(drafter, info))), **HINT_NAMES}
 
 
 def origin_label(sources: int, names: Mapping[int, str]) -> str:

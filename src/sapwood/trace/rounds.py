@@ -12,7 +12,7 @@ import numpy as np
 
 from sapwood.common.fingerprint import Fingerprint
 from sapwood.core.array_types import FloatArray, IntArray
-from sapwood.core.tree import AID_NAMES, Tree
+from sapwood.core.tree import HINT_NAMES, Tree
 from sapwood.core.types import BackendInfo, Budget, StageTimes, Verdict
 from sapwood.engine.cost_model import CostModel
 
@@ -224,7 +224,7 @@ class Trace:
     @property
     def source_names(self) -> dict[int, str]:
         """Sources of nodes by bit: drafters, and hints of the request itself."""
-        return {**dict(enumerate(self.header.drafters)), **AID_NAMES}
+        return {**dict(enumerate(self.header.drafters)), **HINT_NAMES}
 
     def of(self, prompt: int) -> list[TracedRound]:
         """The rounds of one prompt."""

@@ -63,7 +63,7 @@ class CtcObjective:
 
     def loss(self, head: CtcHead, teacher: Teacher, batch: TrainBatch) -> LossResult:
         """Minus the log-probability of the next tokens, over all fillings of the slots."""
-        texts, rows, tokens = lessons(head, batch, self.places)
+        texts, rows, tokens = labelled_places(head, batch, self.places)
         outputs = rows_of(head, teacher.embedding, batch)
         count = len(texts)
         if not count:  # nothing is labelled: a loss of 0 whose gradient is zero
@@ -80,11 +80,11 @@ class CtcObjective:
         )
         loss = each.sum() / (self.heads * count)
         with torch.no_grad():
-            right = (first_law(slots).argmax(-1) == tokens[:, 0]).sum() / count
+            right = (first_probs(slots).argmax(-1) == tokens[:, 0]).sum() / count
         return LossResult(loss, right[None].float())
 
 
-def lessons(head: CtcHead, batch: TrainBatch, most: int) -> tuple[Tensor, Tensor, Tensor]:
+def labelled_places(head: CtcHead, batch: TrainBatch, most: int) -> tuple[Tensor, Tensor, Tensor]:
     """Text and row of each labelled place, and the draft tokens behind it, [places, heads].
 
     If there are more than `most`, the batch seeds the choice, so that a resumed run repeats it.
@@ -104,7 +104,7 @@ def lessons(head: CtcHead, batch: TrainBatch, most: int) -> tuple[Tensor, Tensor
     return texts, places - 1, torch.searchsorted(head.vocabulary, tokens)
 
 
-def first_law(slots: Tensor) -> Tensor:
+def first_probs(slots: Tensor) -> Tensor:
     """Probability [places, draft vocab] of each first token, from slots [slots, places, all]."""
     blanks = slots[:, :, -1].cumsum(0).roll(1, 0)  # of all slots before
     blanks[0] = 0.0

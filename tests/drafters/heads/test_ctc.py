@@ -29,7 +29,7 @@ from sapwood.policies.chain import Chain
 from sapwood.policies.static import Static
 from sapwood.recipe import Recipe
 from sapwood.testing import law_error
-from sapwood.train.ctc import CtcObjective, first_law, lessons
+from sapwood.train.ctc import CtcObjective, first_probs, labelled_places
 from sapwood.train.parallel import rows_of
 from sapwood.verifiers.match import Match
 from sapwood.verifiers.rrs import Rrs
@@ -219,7 +219,7 @@ def test_the_loss_is_minus_the_log_of_all_fillings_of_the_next_tokens() -> None:
     small = replace(OBJECTIVE, vocabulary=48, places=4)
     head = random_head(small, guide)
     batch = batch_of(small, guide, [0, 3])
-    texts, rows, tokens = lessons(head, batch, 4)
+    texts, rows, tokens = labelled_places(head, batch, 4)
     assert len(texts) == 4
     outputs = rows_of(head, guide.embedding, batch)
     losses, right = [], []
@@ -233,7 +233,7 @@ def test_the_loss_is_minus_the_log_of_all_fillings_of_the_next_tokens() -> None:
             fillings = longer(probs, fillings, token)
         losses.append(-np.log(fillings.token[-1] + fillings.blank[-1]) / 3)
         first = following(probs, empty(probs))
-        assert first_law(slots[:, None]).detach().numpy()[0] == pytest.approx(first, abs=1e-9)
+        assert first_probs(slots[:, None]).detach().numpy()[0] == pytest.approx(first, abs=1e-9)
         right.append(int(first.argmax()) == wanted[0])
     result = small.loss(head, guide, batch)
     assert result.loss.item() == pytest.approx(float(np.mean(losses)), rel=1e-6)

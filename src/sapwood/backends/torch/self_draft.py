@@ -167,7 +167,7 @@ class SharedKvSession(TorchSession):
 
     def begin(self, tree: Tree, since: int) -> tuple[MaskBlock, RowSpan]:
         """Reserve the rows of a draft after the target's committed text."""
-        self.base._tidy()
+        self.base._run_deferred()
         self._length = self.base.length
         self.base.entered = None
         return super().begin(tree, since)
@@ -210,7 +210,7 @@ class WindowKvSession(SharedKvSession):
     def begin(self, tree: Tree, since: int) -> tuple[MaskBlock, RowSpan]:
         """Reserve the rows of a draft after the visible keys."""
         if since == 0:
-            self.base._tidy()
+            self.base._run_deferred()
             self._catch_up()
         block, span = TorchSession.begin(self, tree, since)
         return dataclasses.replace(block, gap=self.length - self._length), span

@@ -223,7 +223,7 @@ class TorchSession:
         self._drop()
         self.read = None
 
-    def _tidy(self) -> None:
+    def _run_deferred(self) -> None:
         """Run a deferred move of the accepted path; here there is none."""
 
     def rewind(self, length: int) -> None:

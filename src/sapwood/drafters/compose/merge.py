@@ -21,7 +21,7 @@ import numpy as np
 from sapwood.core.part import Part, between
 from sapwood.core.protocols import Drafter, EngineContext, Frontier, RequestContext
 from sapwood.core.rng import Rng
-from sapwood.core.tree import AIDS, Tree
+from sapwood.core.tree import HINTS, Tree
 from sapwood.core.types import AcceptanceRatio, Draw, Outcome, TreeShape
 from sapwood.core.whole_tree import (
     DraftLaunch,
@@ -37,7 +37,7 @@ from sapwood.drafters.lookup.recycling import Recycling
 from sapwood.drafters.lookup.suffix import Suffix
 from sapwood.drafters.propose import covering
 
-MOST = AIDS  # drafters that one tree can tell apart
+MOST = HINTS  # drafters that one tree can tell apart
 # if a smaller share of a request's looked-up paths took a tree's place, the next tree is
 # prelaunched even where a path can be looked up; above it, discarded drafts and passes cost more
 # than is saved

@@ -14,14 +14,14 @@ from sapwood.core.part import Part
 from sapwood.core.protocols import Drafter, Frontier, RequestContext
 from sapwood.core.rng import Rng
 from sapwood.core.sampling import Sampling
-from sapwood.core.tree import AIDS, Tree
+from sapwood.core.tree import HINTS, Tree
 from sapwood.core.types import Draw, TreeShape
 from sapwood.core.whole_tree import WholeTreeDrafter, drafts_whole_trees
 from sapwood.drafters.lookup.forced import Forced
 from sapwood.drafters.lookup.prediction import Prediction
 from sapwood.structured_output.grammar_matcher import GrammarMatcher
 
-SOURCES: dict[type, int] = {Forced: AIDS, Prediction: AIDS + 1}
+SOURCES: dict[type, int] = {Forced: HINTS, Prediction: HINTS + 1}
 
 
 @dataclass
@@ -29,16 +29,16 @@ class RequestHints(Part, WholeTreeDrafter):
     """A drafter with the request's grammar and prediction."""
 
     drafter: Drafter
-    aids: list[Drafter] = field(default_factory=lambda: [Forced()])
+    hints: list[Drafter] = field(default_factory=lambda: [Forced()])
 
     def __post_init__(self) -> None:
-        for aid in self.aids:
-            aid.source = SOURCES[type(aid)]
+        for hint in self.hints:
+            hint.source = SOURCES[type(hint)]
 
     @property
     def fan(self) -> int:
         """The drafter's fan, and one per hint."""
-        return self.drafter.fan + len(self.aids)
+        return self.drafter.fan + len(self.hints)
 
     @property
     def draws(self) -> Draw:
@@ -64,9 +64,9 @@ class RequestHints(Part, WholeTreeDrafter):
         inner = self.drafter if drafts_whole_trees(self.drafter) else None
         if self.guide_ is not None or (inner is not None and inner.accepts_seed()):
             return None
-        for aid in self.aids:
-            if isinstance(aid, Prediction) and aid.matches_text():
-                tree = aid.likely_path(root, shape.longest)
+        for hint in self.hints:
+            if isinstance(hint, Prediction) and hint.matches_text():
+                tree = hint.likely_path(root, shape.longest)
                 if np.cumprod(tree.probs[1:]).sum() > shape.hope:
                     return tree
         return None if inner is None else inner.draft_tree(root, shape)
@@ -75,8 +75,8 @@ class RequestHints(Part, WholeTreeDrafter):
         """Let the hints add their children, then the drafter where none of them is sure."""
         first = len(tree)
         frontier = self._open(tree, frontier)
-        for aid in self.aids:
-            aid.expand(tree, frontier, rng)
+        for hint in self.hints:
+            hint.expand(tree, frontier, rng)
         sure = set(tree.parents[first:][tree.probs[first:] >= 1].tolist())
         if left := [(node, width) for node, width in frontier if node not in sure]:
             self.drafter.expand(tree, left, rng)
@@ -99,11 +99,11 @@ def close_forbidden(tree: Tree, first: int, guide: GrammarMatcher) -> None:
             tree.probs[node] = 0.0
 
 
-def aids_of(sampling: Sampling) -> list[Drafter]:
+def hints_of(sampling: Sampling) -> list[Drafter]:
     """The hints of a request."""
-    aids: list[Part] = []
+    hints: list[Part] = []
     if sampling.grammar is not None:
-        aids.append(Forced())
+        hints.append(Forced())
     if sampling.prediction:
-        aids.append(Prediction())
-    return cast(list[Drafter], aids)
+        hints.append(Prediction())
+    return cast(list[Drafter], hints)

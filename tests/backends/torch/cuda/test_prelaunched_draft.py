@@ -173,10 +173,10 @@ def test_a_pause_is_booked_as_far_as_growing_would_have_been_waited_for(
 ) -> None:
     decoding = RequestDecoder.__new__(RequestDecoder)
     decoding.clock = StageClock(lambda: 100.0 + paused + busy)
-    decoding.judged = 100.0
+    decoding.verified_at = 100.0
     decoding.paused = paused
-    decoding.growing = growing
-    assert decoding.overlooked() == pytest.approx(booked)
+    decoding.device_draft_seconds = growing
+    assert decoding.draft_seconds_in_pause() == pytest.approx(booked)
 
 
 # ----------------------------------------------------------------------------------- from a verdict

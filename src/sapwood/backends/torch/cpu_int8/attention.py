@@ -185,7 +185,7 @@ def scale_products(
 
 
 @compiled
-def share_out(row: Any, values: Any, share: Any) -> None:
+def quantise_weights(row: Any, values: Any, share: Any) -> None:
     """Round weights of values, row [n], to integers, for steps of these sizes [n, 1]."""
     for j in range(row.shape[0]):
         row[j] = np.rint(row[j] * (values[j, 0] * share))
@@ -201,7 +201,7 @@ def mass_with_sink(mass: Any, largest: Any, sink: Any) -> Any:
 
 
 @compiled
-def weigh_row(
+def softmax_row(
     row: Any,  # [keys] products of a query and keys, in; integer weights, out
     step: Any,
     sizes: Any,  # [2, slots, 1]
@@ -234,7 +234,7 @@ def weigh_row(
     for run in range(runs.shape[0]):
         first = runs[run, 0]
         stop = min(at + runs[run, 1], keys)
-        share_out(row[at:stop], sizes[1, first : first + stop - at], share)
+        quantise_weights(row[at:stop], sizes[1, first : first + stop - at], share)
         at = stop
     return F(1.0) / (share * mass_with_sink(mass, largest, sink))
 
@@ -263,7 +263,7 @@ def softmax_weights(
             r = place // group
             row = products[k, place]
             sink = sinks[k * group + place % group] if sinks.shape[0] else FAR
-            results[k, place] = weigh_row(
+            results[k, place] = softmax_row(
                 row, steps[k, place], sizes[:, k], runs, length, oldest[r], seen[r], bits, cap, sink
             )
 

@@ -157,7 +157,7 @@ def softmax_terms(
 ) -> Any:
     """Softmax terms of products [keys], which `divide` multiplies by marks[1].
 
-    As `attention.weigh_row`; returns the factor of the weighted sums.
+    As `attention.softmax_row`; returns the factor of the weighted sums.
     """
     keys = row.shape[0]
     start = row.ctypes.data
@@ -188,12 +188,12 @@ def divide(row: Any, sizes: Any, runs: Any, part: Any, values: Any, shares: Any,
             start + 4 * at, stop - at, sizes[1].ctypes.data + 4 * first, part, there + 2 * at
         )
         if found:
-            spill(row[at:stop], sizes[1, first:], part, values[first:], found, sums)
+            add_overflow(row[at:stop], sizes[1, first:], part, values[first:], found, sums)
         at = stop
 
 
 @compiled
-def spill(row: Any, sizes: Any, part: Any, values: Any, found: int, sums: Any) -> None:
+def add_overflow(row: Any, sizes: Any, part: Any, values: Any, found: int, sums: Any) -> None:
     """Add values times the overflow of their weights; `found` is the result of `portion`."""
     many = found // FOUND
     last = found % FOUND

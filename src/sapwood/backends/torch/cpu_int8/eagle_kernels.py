@@ -29,7 +29,7 @@ from sapwood.backends.torch.cpu_int8.pointwise import (
     reordered,
     shrink,
 )
-from sapwood.backends.torch.cpu_int8.simd import summit, turn
+from sapwood.backends.torch.cpu_int8.simd import largest_of, turn
 from sapwood.backends.torch.cpu_int8.thread_team import COUNTERS, finish, share, take, wait
 
 STRETCH = 256  # logits that are skipped together if their largest is too small
@@ -115,7 +115,7 @@ def softmax_terms(row: Any, scale: Any, seen: Any) -> Any:
     for j in range(seen.shape[0]):
         row[known + j] = row[known + j] if seen[j] else FAR
     start = row.ctypes.data
-    return F(UNIT) / F(decay(start, keys, summit(start, keys)))
+    return F(UNIT) / F(decay(start, keys, largest_of(start, keys)))
 
 
 @compiled
@@ -216,7 +216,7 @@ def choose(row: Any, scratch: Any, ids: Any, chances: Any) -> None:
     found = 0
     for start in range(0, row.shape[0], STRETCH):
         part = row[start : start + STRETCH]
-        if found == count and summit(part.ctypes.data, part.shape[0]) <= chances[found - 1]:
+        if found == count and largest_of(part.ctypes.data, part.shape[0]) <= chances[found - 1]:
             continue
         for i in range(part.shape[0]):
             if found < count or part[i] > chances[found - 1]:

@@ -39,9 +39,9 @@ from sapwood.backends.torch.cpu_int8.forward import (
     SPEAK,
     SPREAD,
     cached,
-    enter_rows,
     extent,
     finish_rows,
+    norm_rows_for,
     product,
     put_row,
     shrink_rows,
@@ -139,7 +139,7 @@ def begin(
         work.kept[work.keep[layer], start:stop] = work.stream[start:stop]
     place = net.places[layer, 2 * part]
     if extra.pre_norms[layer]:
-        enter_rows(work, net.norms[layer, part], net.eps, place, start, stop)
+        norm_rows_for(work, net.norms[layer, part], net.eps, place, start, stop)
     else:
         for r in range(start, stop):
             entered = work.entered[r, : work.stream.shape[1]]

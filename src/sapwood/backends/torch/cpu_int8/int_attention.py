@@ -186,8 +186,8 @@ float_products_64, float_products_128 = (products_maker(width, FloatKeys()) for 
 
 
 # ----------------------------------------------------------------------------------------- weights
-def measure_maker(choosy: bool) -> Any:
-    """Make the kernel that scales products and finds the largest; `choosy` masks keys."""
+def measure_maker(masked: bool) -> Any:
+    """Make the kernel that scales products and finds the largest; `masked` masks keys."""
 
     def emit(
         builder: Any, row: Any, count: Any, step: Any, keys: Any, values: Any, seen: Any, marks: Any
@@ -204,7 +204,7 @@ def measure_maker(choosy: bool) -> Any:
             made = builder.fmul(numbers(row), builder.fmul(numbers(keys), steps))
             widths = numbers(values)
             found = mask
-            if choosy:
+            if masked:
                 flags = v.load_some(builder, offset(builder, seen, index, 1), I8, mask, 0)
                 found = builder.icmp_unsigned("!=", flags, same(I8, 0))
             if found is not None:

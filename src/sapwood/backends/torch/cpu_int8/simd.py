@@ -230,7 +230,7 @@ def emit_peak(builder: Any, row: Any, count: Any) -> Any:
     return top(builder, sweep(builder, count, [same(F32, 0.0)], body)[0])
 
 
-def emit_summit(builder: Any, row: Any, count: Any) -> Any:
+def emit_largest(builder: Any, row: Any, count: Any) -> Any:
     """Largest of float32 [count]."""
 
     def body(index: Any, mask: Mask, held: Carried) -> Carried:
@@ -307,6 +307,6 @@ def emit_round(builder: Any, row: Any, count: Any, factor: Any, out: Any) -> Non
 once = inline(emit_once, types.float32, *[types.float32] * 3)
 turn = inline(emit_turn, types.void, *[types.int64] * 5)
 round_to = inline(emit_round, types.void, types.int64, types.int64, types.float32, types.int64)
-summit = inline(emit_summit, types.float32, types.int64, types.int64)
+largest_of = inline(emit_largest, types.float32, types.int64, types.int64)
 peak = inline(emit_peak, types.float32, types.int64, types.int64)
 power = inline(emit_power, types.float32, types.int64, types.int64)

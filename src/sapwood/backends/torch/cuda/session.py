@@ -55,7 +55,7 @@ class CudaSession(TorchSession):
 
     def begin(self, tree: Tree, since: int) -> tuple[MaskBlock, RowSpan]:
         """Make room for the rows of a tree; nodes below `since` must still be in the tail."""
-        self._tidy()
+        self._run_deferred()
         self._load_tree()
         self._tree = None
         self.check(tree, since)
@@ -69,7 +69,7 @@ class CudaSession(TorchSession):
 
     def start_root(self, tree: Tree) -> None:
         """Take the root of a tree whose slot is reserved."""
-        self._tidy()
+        self._run_deferred()
         self._tree = None
         self.prelaunched_pass = None
         self._tokens = tree.tokens
@@ -77,7 +77,7 @@ class CudaSession(TorchSession):
 
     def place_root(self) -> int:
         """Position of the root of a pass that is about to be launched; `advance` commits it."""
-        self._tidy()
+        self._run_deferred()
         self._tree = None
         self.prelaunched_pass = None
         return self._length
@@ -85,7 +85,7 @@ class CudaSession(TorchSession):
     def prepare(self, tree: DeviceTree) -> PendingMove:
         """Make room for a whole tree; returns the move that its pass must run first."""
         if self._deferred is not None and not self._deferred.fits(tree.round_use.round_buffer):
-            self._tidy()
+            self._run_deferred()
         self.sequence.reserve(self._length + len(tree), self._length)
         return NOTHING if self._deferred is None else self._deferred.moved
 
@@ -98,10 +98,10 @@ class CudaSession(TorchSession):
         self._tree = tree
 
     def _reserve(self, tree: Tree) -> None:
-        self._tidy()
+        self._run_deferred()
         self.sequence.reserve(self._length + len(tree), self._length)
 
-    def _tidy(self) -> None:
+    def _run_deferred(self) -> None:
         """Run the deferred move, which waits so that the next draft can start before it."""
         if self._deferred is not None:
             with torch.inference_mode():
@@ -120,7 +120,7 @@ class CudaSession(TorchSession):
     def commit(self, path: Sequence[int]) -> None:
         """Keep these nodes (root first, a real path) of the last scored tree; drop the others."""
         sequence, tree = self.sequence, self._tree
-        self._tidy()
+        self._run_deferred()
         if tree is None and len(path) == 1 and path[0] == 0 < len(self._parents):
             self.advance(1)  # the root lies in its slot
             return
@@ -149,12 +149,12 @@ class CudaSession(TorchSession):
 
     def extend(self, rows: int) -> tuple[MaskBlock, RowSpan]:
         """Make room for the next `rows` tokens of a prompt; `learn` commits them."""
-        self._tidy()
+        self._run_deferred()
         return super().extend(rows)
 
     def rewind(self, length: int) -> None:
         """Forget every committed token after the first `length`, and the tree in flight."""
-        self._tidy()
+        self._run_deferred()
         super().rewind(length)
 
     def close(self) -> None:
@@ -165,5 +165,5 @@ class CudaSession(TorchSession):
 
     def fork(self) -> Self:
         """An independent session with the same committed text."""
-        self._tidy()
+        self._run_deferred()
         return super().fork()

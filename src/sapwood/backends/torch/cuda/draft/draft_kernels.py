@@ -41,7 +41,7 @@ def requests_of(column: Tensor) -> int:
     return 1 if column.dim() == 1 else len(column)
 
 
-def pace_of(column: Tensor) -> int:
+def request_stride(column: Tensor) -> int:
     """Stride between the columns of two requests, in words; 0 for one request."""
     return 0 if column.dim() == 1 else column.stride(0)
 
@@ -180,7 +180,7 @@ def select(
         reach.view(torch.int64), tokens, states, or_other(seen, sees), opened, sees,
         layer.embedding, layer.token_norm,
         layer.state_norm, x, base, first, size, width, slots, before, len(states) // requests,
-        pace_of(reach), layer.width, layer.eps,
+        request_stride(reach), layer.width, layer.eps,
         seen is not None,
         layer.after, 32, tile(candidates), tile(slots), tile(layer.width), **options(),
     )  # fmt: skip
@@ -278,7 +278,7 @@ def project_heads(
     room = linear.workspace(x.device, split * m * tiles * outputs)
     _heads[tiles, split, triton.cdiv(m, plan.rows)](
         x, layer.qkv, scalars, angles, keys, values, query, *room, m, k,
-        share, m // requests_of(scalars), depth, before, pace_of(scalars),
+        share, m // requests_of(scalars), depth, before, request_stride(scalars),
         keys.shape[2], NEW, ROOT_AT, TEXT_ROWS, SEQUENCE, depth == 0, heads, kv, layer.head_width,
         k % plan.inputs == 0 and share % plan.inputs == 0,
         plan.rows, outputs, plan.inputs, split, plan.soon,
@@ -385,7 +385,7 @@ def attend(
     _attend[kv, many + 1, requests](
         query, scalars, keys, values, or_other(sees, scalars), read,
         *linear.workspace(query.device, room), slots, rows,
-        0 if sees is None else count, 0 if sees is None else sees.shape[1], pace_of(scalars),
+        0 if sees is None else count, 0 if sees is None else sees.shape[1], request_stride(scalars),
         width**-0.5 / math.log(2),
         NEW, TEXT_ROWS, SEQUENCE, kv, heads // kv, width, many,
         lines, tile(width), step, **options(warps, STAGES),
