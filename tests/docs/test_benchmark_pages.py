@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tools import benchmarks
+from tools.benchmark_tables import RESULTS, again
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.cli import options
@@ -36,13 +37,13 @@ def test_every_table_and_picture_has_its_command() -> None:
 
 def test_every_record_is_on_the_page() -> None:
     text = benchmarks.page()
-    for path in (benchmarks.ROOT / benchmarks.RESULTS).iterdir():
+    for path in (benchmarks.ROOT / RESULTS).iterdir():
         assert path.name in text, f"{path.name} is not shown"
 
 
 def test_commands_write_to_where_the_file_is_kept() -> None:
     command = "sapwood bench --suite /a/b/spec.jsonl --json /x/y.json --html /x/r.html --recipes 'a + b(c=1)'"
-    assert benchmarks.again(command, "kept.json") == (
+    assert again(command, "kept.json") == (
         "sapwood bench --suite spec.jsonl --json benchmarks/results/kept.json --html r.html --recipes 'a + b(c=1)'"
     )
 
@@ -79,7 +80,7 @@ def test_numbers_come_from_the_record_and_from_its_runs(
     assert benchmarks.main([]) == 0
     assert benchmarks.main(["--check"]) == 0
     text = (project / benchmarks.PAGE).read_text()
-    record = json.loads((project / benchmarks.RESULTS / "peers.json").read_text())
+    record = json.loads((project / RESULTS / "peers.json").read_text())
     [row] = [row for row in record["rows"] if (row["recipe"], row["category"]) == ("pld", "all")]
     spread = f"{row['speedup']:.2f} | {row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
     assert text.count(spread) == 2  # from the record, and once more from the runs
@@ -88,5 +89,5 @@ def test_numbers_come_from_the_record_and_from_its_runs(
         "`openai:http://127.0.0.1:9` was skipped: http://127.0.0.1:9/v1/models cannot be reached"
         in text
     )
-    (project / benchmarks.RESULTS / "peers.runs.jsonl").unlink()
+    (project / RESULTS / "peers.runs.jsonl").unlink()
     assert benchmarks.main(["--check"]) == 1
