@@ -108,11 +108,11 @@ def later_runs(record: Record) -> str:
             f" Run {count}: commit {run['commit']}, {run['texts']['answer_tokens']:,} tokens, "
             f"{run['prompts']['count']} prompts of {run['settings']['max_tokens']} tokens"
         )
-        again = [row for row in record["repeated"] if row["run"] == number - 1]
+        repeats = [row for row in record["repeated"] if row["run"] == count - 1]
         both = [
             f"`{row['kind']}` makes {row['tokens_per_pass'][largest]:.2f} tokens per pass there, "
             f"{first[row['kind']]:.2f} in the first run"
-            for row in again
+            for row in repeats
         ]
         made += f"; {', '.join(both)}." if both else "."
     return made
