@@ -16,8 +16,8 @@ from tools.benchmark_tables import (
     cells_of,
     number,
     section,
-    table,
 )
+from tools.evidence import markdown
 
 from sapwood.bench.recipe_set import PLAIN
 
@@ -44,7 +44,7 @@ def engines_section(record: Record) -> Iterator[str]:
     text += f"`auto` in runs of earlier states of the code: {', '.join(before)}. " if before else ""
     heads = ["run", "engine", "tokens / s", "against plain", "same text"]
     file = f"File: [cpu-peers.json](../{RESULTS}/cpu-peers.json)."
-    yield section(TITLES["cpu-peers.json"], text + file, table(heads, rows), runs[0]["command"])
+    yield section(TITLES["cpu-peers.json"], text + file, markdown(heads, rows), runs[0]["command"])
 
 
 def pair_section(record: Record) -> Iterator[str]:
@@ -62,7 +62,7 @@ def pair_section(record: Record) -> Iterator[str]:
     options = f"--repeats {repeats} --tokens {record['tokens']}"
     options += f" --penalty {record['repetition_penalty']:g}"
     command = f"python benchmarks/pair.py {options} --json {RESULTS}/cpu-pair.json"
-    yield section(TITLES["cpu-pair.json"], text, table(["recipe", *kinds], rows), command)
+    yield section(TITLES["cpu-pair.json"], text, markdown(["recipe", *kinds], rows), command)
 
 
 def serving_section(record: Record) -> Iterator[str]:
@@ -76,7 +76,7 @@ def serving_section(record: Record) -> Iterator[str]:
         f"commit {figures.state(record)}. "
         f"File: [cpu-serving.json](../{RESULTS}/cpu-serving.json)."
     )
-    shown = table(["at a time", *names], rows)
+    shown = markdown(["at a time", *names], rows)
     yield section(TITLES["cpu-serving.json"], text, shown, record["command"])
 
 
@@ -204,7 +204,7 @@ def fleet_section(record: Record) -> Iterator[str]:
         f"{record['machine']['cores']} cores; {record['machine']['cpu']}, commit "
         f"{figures.state(record)}. File: [fleet.json](../{RESULTS}/fleet.json)."
     )
-    yield section(TITLES["fleet.json"], text, table(["", ""], rows), record["command"])
+    yield section(TITLES["fleet.json"], text, markdown(["", ""], rows), record["command"])
 
 
 def guest_section(record: Record) -> Iterator[str]:
@@ -221,7 +221,7 @@ def guest_section(record: Record) -> Iterator[str]:
         f"File: [guest-vllm.json](../{RESULTS}/guest-vllm.json)."
     )
     heads = ["suite", "way", "tokens", "drafted", "accepted", "tokens / step", "same as plain"]
-    yield section(TITLES["guest-vllm.json"], text, table(heads, rows), record["command"])
+    yield section(TITLES["guest-vllm.json"], text, markdown(heads, rows), record["command"])
 
 
 def gpu_sections(record: Record) -> Iterator[str]:
@@ -243,7 +243,10 @@ def gpu_sections(record: Record) -> Iterator[str]:
         for row in passes.get("shared", [])  # trees of several requests
     ]
     yield section(
-        "A pass on a GPU", text, table(["nodes", "on the device", "from the host"], rows), command
+        "A pass on a GPU",
+        text,
+        markdown(["nodes", "on the device", "from the host"], rows),
+        command,
     )
     heads = ["setting", *HEADS]
     found = []
@@ -260,7 +263,7 @@ def gpu_sections(record: Record) -> Iterator[str]:
     yield section(
         TITLES["gpu-h200.json"],
         f"{device['name']}, float16, commit {figures.state(record)}. {file}",
-        table(heads, found),
+        markdown(heads, found),
         command,
     )
     if idle := record.get("idle"):
@@ -272,7 +275,7 @@ def gpu_sections(record: Record) -> Iterator[str]:
         yield section(
             "The host's share of a round",
             text,
-            table(["recipe", "round", "device", "host"], rows),
+            markdown(["recipe", "round", "device", "host"], rows),
             command,
         )
     if shapes := record.get("shapes"):
@@ -308,7 +311,7 @@ def gpu_serving_section(record: Record) -> Iterator[str]:
         f"decoding alone. {record['note']} File: "
         f"[gpu-serving.json](../{RESULTS}/gpu-serving.json)."
     )
-    yield section(TITLES["gpu-serving.json"], text, table(heads, rows), record["command"])
+    yield section(TITLES["gpu-serving.json"], text, markdown(heads, rows), record["command"])
 
 
 def shares(row: Record) -> list[str]:
@@ -334,7 +337,9 @@ def shapes_table(shapes: Record) -> str:
             found.append(
                 [name, str(context), *(cell_of(cells[at]) if at in cells else "" for at in columns)]
             )
-    return table(["model", "context", *(f"{batch} x {nodes}" for batch, nodes in columns)], found)
+    return markdown(
+        ["model", "context", *(f"{batch} x {nodes}" for batch, nodes in columns)], found
+    )
 
 
 SCRIPTS: dict[str, Callable[[Record], Iterator[str]]] = {

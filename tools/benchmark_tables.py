@@ -2,11 +2,11 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tools import evidence, model_evidence
+from tools.evidence import markdown
 
 RESULTS = "benchmarks/results"
 Record = dict[str, Any]
@@ -68,16 +68,6 @@ def section(title: str, text: str, table: str, command: str) -> str:
     return f"## {title}\n\n{text}\n\n{table}\nMade by:\n\n```\n{command}\n```\n"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    body = [
-        heads,
-        ["---"] * len(heads),
-        *([cell.replace("|", "\\|") for cell in row] for row in rows),
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in body)
-
-
 # ------------------------------------------------------------------------- records of bench
 def bench_section(title: str, name: str, record: Record) -> str:
     """The rows over all prompts of a record, fastest first."""
@@ -90,7 +80,7 @@ def bench_section(title: str, name: str, record: Record) -> str:
     )
     swept = len({place(row) for row in rows}) > 1
     cells = [[*([place(row)] if swept else []), *cells_of(row)] for row in rows[:MOST]]
-    shown = table([*(["setting"] if swept else []), *HEADS], cells)
+    shown = markdown([*(["setting"] if swept else []), *HEADS], cells)
     notes = [
         f"`{row['recipe']}` was skipped: {row['skipped']}."
         for row in record["rows"]

@@ -26,8 +26,8 @@ from tools.benchmark_tables import (
     place,
     read,
     section,
-    table,
 )
+from tools.evidence import markdown
 
 from sapwood.bench.groups import RunGroup
 from sapwood.bench.journal import read_lines, read_run
@@ -48,8 +48,8 @@ PREFACE = """\
 
 Every number on this page comes from a file in [benchmarks/results](../benchmarks/results), and
 every file was written by the command below its table. The machines were shared, so ratios within a
-run mean something and single times little. A recipe is that of the record's commit: `recycling` in
-these records is the form that is now called `recycling-best`.
+run mean something and single times little. A recipe is that of the record's commit: in a record
+without a row `recycling-best`, `recycling` is the form that now has this name.
 
 - **speedup**: seconds per token of plain decoding over those of the row, on the same prompts,
   without prefill; with a 95 % bootstrap interval over prompts.
@@ -141,7 +141,7 @@ def overview(records: dict[str, Record]) -> str:
         commit = f"`{states[0].partition('-')[0][:7]}`"
         rows.append([link, ABOUT.get(name, ""), commit, gain(name, record)])
     heads = ["record", "what is measured", "commit", "`auto` against plain"]
-    return f"## `auto` in every record\n\n{QUOTED}\n{table(heads, rows)}"
+    return f"## `auto` in every record\n\n{QUOTED}\n{markdown(heads, rows)}"
 
 
 def anchor(title: str) -> str:
@@ -212,7 +212,7 @@ def journal_section(path: Path) -> str:
     return section(
         title,
         text,
-        table(heads, rows),
+        markdown(heads, rows),
         again(origin["command"], path.name.replace(".runs.jsonl", ".json")),
     )
 

@@ -48,7 +48,8 @@ def read(name: str) -> Record:
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    body = [heads, ["---"] * len(heads), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    body = [heads, ["---"] * len(heads), *cells]
     return "".join(f"| {' | '.join(row)} |\n" for row in body)
 
 

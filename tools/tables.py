@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tools import evidence
+from tools.evidence import markdown
 
 from sapwood import recipes as named
 from sapwood import registry
@@ -176,20 +177,20 @@ def page() -> str:
         sections += [
             f"### {title}\n",
             f"{text}\n",
-            table(heads, [recipe_row(rows[name], record, on_gpu) for name in names]),
+            markdown(heads, [recipe_row(rows[name], record, on_gpu) for name in names]),
         ]
     built_in = [row for row in parts() if f"{row['family']}.{row['name']}" in registry.TABLE]
     for family, (title, verb, declared) in TITLES.items():
         heads = ["name", "what it does", "paper", *declared, "options", "file"]
         found = [part_row(row, declared) for row in built_in if row["family"] == family]
-        sections += [f"## {title}\n", f"They {verb}.\n", table(heads, found)]
+        sections += [f"## {title}\n", f"They {verb}.\n", markdown(heads, found)]
     return "\n".join([*sections, evidence.directions(), WITHOUT_RECIPE, without_recipe()])
 
 
 def without_recipe() -> str:
     """The systems that have no recipe."""
     rows = [[code(one.name), one.system, link(one.paper), one.why] for one in SYSTEMS]
-    return table(["name", "system", "paper", "why"], rows)
+    return markdown(["name", "system", "paper", "why"], rows)
 
 
 def families() -> Iterator[tuple[str, str, list[str]]]:
@@ -303,7 +304,7 @@ def layers() -> str:
     for place, names in enumerate(LAYERS):
         shown = names if place != FACE else tuple(sorted(tops - listed - {"__main__"}))
         rows.append([str(place + 1), ", ".join(f"`{name}`" for name in shown if "__" not in name)])
-    return table(["layer", "packages and modules"], rows)
+    return markdown(["layer", "packages and modules"], rows)
 
 
 def shown(path: Path) -> str:
@@ -314,7 +315,9 @@ def shown(path: Path) -> str:
 def recipe_table(keys: tuple[str, ...]) -> str:
     """The named recipes, with these columns."""
     shape = {"name": code, "recipe": code, "paper": link}
-    return table(list(keys), [[shape.get(key, str)(row[key]) for key in keys] for row in recipes()])
+    return markdown(
+        list(keys), [[shape.get(key, str)(row[key]) for key in keys] for row in recipes()]
+    )
 
 
 def recipe_row(
@@ -422,16 +425,6 @@ def link(paper: str) -> str:
     if re.fullmatch(r"\d{4}\.\d{4,5}", paper):
         return f"[{paper}](https://arxiv.org/abs/{paper})"
     return f"[{paper}](https://{paper})" if re.match(r"[\w-]+\.(com|org)/", paper) else paper
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    body = [
-        heads,
-        ["---"] * len(heads),
-        *([cell.replace("|", "\\|") for cell in row] for row in rows),
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in body)
 
 
 if __name__ == "__main__":
