@@ -1,4 +1,4 @@
-"""`sapwood methods`: every part and every named recipe."""
+"""`sapwood methods`: every part, every named recipe, and the systems without one."""
 
 import dataclasses
 import enum
@@ -16,7 +16,7 @@ DECLARED = {"drafter": ("draws",), "policy": ("prunes",), "verifier": ("accepts"
 
 
 def command(as_json: o.AsJson = False) -> None:
-    """List every part and every named recipe, with paper, guarantee, needs and fidelity."""
+    """List parts, named recipes (paper, guarantee, needs, fidelity), and systems without one."""
     record = {"parts": parts(), "recipes": recipes(), "without_recipe": without_recipe()}
     if as_json:
         print(json.dumps(record))

@@ -1,4 +1,4 @@
-"""Seconds of a target pass, by rows and by context: a measured staircase, refined while running.
+"""Seconds of a target pass, by rows and by context: measured, and refined while running.
 
 A row is one node of a tree, root included, so plain decoding is one row. A pass may hold the trees
 of several requests: then its rows are those of all, and every tree after the first costs a little
@@ -66,6 +66,7 @@ class CostModel:
     tree: float = 0.0
     # by context; see `_line`
     _lines: dict[int, FloatArray] = field(default_factory=dict, repr=False, compare=False)
+    # cached; see `_growth_by_context`
     _growth: tuple[float, float] | None = field(default=None, repr=False, compare=False)
     # lines of this process that were not measured, by place in the table
     _new: dict[int, NewLine] = field(default_factory=dict, repr=False, compare=False)

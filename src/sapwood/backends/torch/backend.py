@@ -372,8 +372,8 @@ class TorchBackend:
         return TorchOutput(self.network.compute_logits(rows))
 
     @cached_property
-    def own_code(self) -> Network:
-        """The model's transformers code; all variants that run it share its KV layout."""
+    def transformers_network(self) -> Network:
+        """The model in transformers' own code; all variants that run it share its KV layout."""
         return stock(self.model)
 
     def variant(

@@ -52,7 +52,9 @@ class SelfDraftBackend(TorchBackend):
         self, target: TorchBackend, *, skip: Collection[int], bits: int, keys: KeyBudget
     ) -> None:
         network: Network = (
-            target.network if isinstance(target.network, PartialNetwork) else target.own_code
+            target.network
+            if isinstance(target.network, PartialNetwork)
+            else target.transformers_network
         )
         if skip:
             assert isinstance(network, PartialNetwork)

@@ -41,7 +41,7 @@ from sapwood.backends.torch.cpu_int8.forward import (
     cached,
     extent,
     finish_rows,
-    norm_rows_for,
+    norm_and_quantise,
     product,
     put_row,
     shrink_rows,
@@ -139,7 +139,7 @@ def begin(
         work.kept[work.keep[layer], start:stop] = work.stream[start:stop]
     place = net.places[layer, 2 * part]
     if extra.pre_norms[layer]:
-        norm_rows_for(work, net.norms[layer, part], net.eps, place, start, stop)
+        norm_and_quantise(work, net.norms[layer, part], net.eps, place, start, stop)
     else:
         for r in range(start, stop):
             entered = work.entered[r, : work.stream.shape[1]]

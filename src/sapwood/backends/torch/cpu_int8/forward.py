@@ -64,7 +64,7 @@ def add_rows(work: Any, start: int, stop: int) -> None:
 
 
 @inlined
-def norm_rows_for(work: Any, norm: Any, eps: Any, place: Any, start: int, stop: int) -> None:
+def norm_and_quantise(work: Any, norm: Any, eps: Any, place: Any, start: int, stop: int) -> None:
     """Norm rows of the residual stream and quantise them for a layer."""
     width = work.stream.shape[1]
     for r in range(start, stop):
@@ -150,7 +150,9 @@ def begin(net: Any, work: Any, layer: int, part: int, added: bool, start: int, s
         add_rows(work, start, stop)
     if part == 0 and work.keep[layer] >= 0:
         work.kept[work.keep[layer], start:stop] = work.stream[start:stop]
-    norm_rows_for(work, net.norms[layer, part], net.eps, net.places[layer, 2 * part], start, stop)
+    norm_and_quantise(
+        work, net.norms[layer, part], net.eps, net.places[layer, 2 * part], start, stop
+    )
 
 
 @inlined
