@@ -39,6 +39,7 @@ from sapwood.llm import LLM
 from sapwood.recipes import resolve
 
 BASE = "plain"
+START = time.perf_counter()
 
 
 def row(
@@ -95,10 +96,10 @@ def measure(
     prepare = llm.target.capabilities.prepare_batches
     if prepare is not None:
         prepare(max(options.levels), lambda _: None)
-        record.say("passes captured")
+        record.say(f"passes captured after {time.perf_counter() - START:.1f} s")
         for run in runs:
             prepare_batches(run.scheduler.pool.engines.get("", "").recipe, most)
-        record.say("drafts captured")
+        record.say(f"drafts captured after {time.perf_counter() - START:.1f} s")
     gc.collect()
     gc.freeze()  # as the server does
     limit = Limit(options.limit_seconds)

@@ -135,6 +135,20 @@ def test_rounds_that_do_not_fit_are_run_apart_and_seldom_tried() -> None:
         assert tokens_of(stage.steps[request]) == expected
 
 
+def test_priced_drafting_rests_where_rounds_do_not_fit() -> None:
+    """Trees that come to the host before their pass cost more there than they bring."""
+    target = RoundToy("target", vocab=3)
+    target.refuses = True
+    stage = Stage(target, priced(), CostModel.from_json(CHEAP.to_json()))
+    ask_some(stage, tokens=200)
+    stage.run()
+    steps = [step for steps in stage.steps.values() for step in steps if isinstance(step, Step)]
+    together = [step.outcome for step in steps if step.outcome.shared is not None]
+    assert not target.rounds
+    assert sum(len(outcome.tree) > 1 for outcome in together) < len(together) / 20
+    assert 4 * len(target.launched) > 0.9 * len(together)  # plain passes, launched ahead
+
+
 def test_drafting_rests_where_rounds_are_slower_than_plain_decoding() -> None:
     target = RoundToy("target", vocab=3, curve=STEEP)
     stage = Stage(target, priced(), CostModel.from_json(STEEP.to_json()))

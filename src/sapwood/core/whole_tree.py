@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget, Outcome, TreeShape
@@ -148,8 +148,15 @@ class BatchTreeBuilder(TreeBuilder, Protocol):
     def build_batch(self, jobs: Sequence["TreeJob"]) -> list[Tree]:
         """Build the trees of all jobs, in their order; if it raises, no job was begun."""
 
-    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+    def prepare_batches(self, shapes: "BatchShapes", requests: int) -> None:
         """Prepare for trees of these shapes of up to so many requests at a time."""
+
+
+class BatchShapes(NamedTuple):
+    """Shapes of the trees that several requests share a pass with."""
+
+    drafts: Sequence[TreeShape]  # drafted alone; the host sees them before the pass
+    rounds: Sequence[TreeShape]  # of whole rounds on the device
 
 
 @dataclass(slots=True)
@@ -172,7 +179,7 @@ class BatchDrafter(Protocol):
     def tree_job(self, root: int, shape: TreeShape) -> TreeJob | Tree | None:
         """The tree to be built, or one that needs no building; None: by `draft_tree` alone."""
 
-    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+    def prepare_batches(self, shapes: "BatchShapes", requests: int) -> None:
         """Prepare a device for trees of these shapes of up to so many requests at a time."""
 
 

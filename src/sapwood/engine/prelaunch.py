@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sapwood.core.device_rounds import round_shapes
 from sapwood.core.protocols import Controller
 from sapwood.core.tree import Tree
 from sapwood.core.types import Budget, TreeShape
 from sapwood.core.whole_tree import (
+    BatchShapes,
     DraftLaunch,
     WholeTreeDrafter,
     WholeTreePolicy,
@@ -92,5 +94,7 @@ def prepare_batches(recipe: Recipe, requests: int) -> None:
     if largest is None or not shapes_whole_trees(recipe.policy):
         return
     if drafts_batches(recipe.drafter):
-        recipe.drafter.prepare_batches(recipe.policy.tree_shapes(largest), requests)
+        drafts = recipe.policy.tree_shapes(largest)
+        rounds = round_shapes() if recipe.controller.priced else drafts
+        recipe.drafter.prepare_batches(BatchShapes(drafts, rounds), requests)
         prepare_device(recipe)  # buffers were replaced: those of single requests too

@@ -34,7 +34,7 @@ PLANNED = 8  # rounds between two plans of the shape
 FIRST_ROWS = 64  # of a pass over trees before acceptance was measured
 FIRST_NODES = 3  # least nodes of such a tree
 # steps without rounds on the device after requests could not share one; doubled while that recurs
-REFUSED = 2
+REFUSED = 4
 MOST_REFUSED = 64
 EARLY = 16  # first rounds, each of which brings a drafted tree to the host
 LEARN = 8  # later one round in this many brings a drafted tree to the host
@@ -108,10 +108,22 @@ class RoundsAhead:
         try:
             self._launch(requests, chunks)
         except NoRound:
-            self._refused = self._refusal
-            self._refusal = min(2 * self._refusal, MOST_REFUSED)
+            self._wait(requests)
             raise
         self._refusal = REFUSED
+
+    def _wait(self, requests: Sequence[Request]) -> None:
+        """Try no round for some steps; requests that draft for speed have no trees meanwhile.
+
+        Trees that come to the host before their pass cost it more than they gain.
+        """
+        if all(request.priced for request in requests):
+            for stats in requests[0].engine.throughput:
+                if not stats.rest:
+                    stats.rest_for(self._refusal)
+        else:
+            self._refused = self._refusal
+        self._refusal = min(2 * self._refusal, MOST_REFUSED)
 
     def _launch(self, requests: Sequence[Request], chunks: Sequence[PrefillChunk]) -> None:
         last = self.last

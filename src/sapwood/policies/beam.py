@@ -43,6 +43,11 @@ class Beam(Part, WholeTreePolicy):
             return None
         return TreeShape(budget.nodes, budget.depth, self.beam, budget.width, table.lines)
 
+    def tree_shapes(self, budget: Budget) -> list[TreeShape]:
+        """The one shape that it asks for."""
+        shape = self.tree_shape(budget)
+        return [] if shape is None else [shape]
+
     def prune(self, tree: Tree, budget: Budget) -> Tree:
         """The best nodes, as many as the budget allows and the price justifies."""
         value(tree, self.estimator)

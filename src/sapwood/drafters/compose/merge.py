@@ -24,6 +24,7 @@ from sapwood.core.rng import Rng
 from sapwood.core.tree import HINTS, Tree
 from sapwood.core.types import AcceptanceRatio, Draw, Outcome, TreeShape
 from sapwood.core.whole_tree import (
+    BatchShapes,
     DraftLaunch,
     TreeJob,
     WholeTreeDrafter,
@@ -196,7 +197,7 @@ class Merge(Part, WholeTreeDrafter):
             elif drafts_rounds(drafter):
                 drafter.observe_rounds(tokens, last)
 
-    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+    def prepare_batches(self, shapes: BatchShapes, requests: int) -> None:
         """Prepare whole-tree drafters for these shapes of several requests."""
         for drafter in self._whole():
             if drafts_batches(drafter):

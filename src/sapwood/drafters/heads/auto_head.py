@@ -16,6 +16,7 @@ from sapwood.core.rng import Rng
 from sapwood.core.tree import Tree
 from sapwood.core.types import BackendInfo, Draw, Outcome, TreeShape
 from sapwood.core.whole_tree import (
+    BatchShapes,
     DraftLaunch,
     TreeJob,
     WholeTreeDrafter,
@@ -128,7 +129,7 @@ class AutoHead(Part, WholeTreeDrafter):
         if drafts_rounds(self.drafter_):
             self.drafter_.observe_rounds(tokens, last)
 
-    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+    def prepare_batches(self, shapes: BatchShapes, requests: int) -> None:
         """Prepare a device for trees of these shapes of several requests."""
         if drafts_batches(self.drafter):
             self.drafter.prepare_batches(shapes, requests)

@@ -25,6 +25,7 @@ from sapwood.core.sampling import draft_probs
 from sapwood.core.tree import ROOT, Tree
 from sapwood.core.types import Draw, Outcome, TreeShape
 from sapwood.core.whole_tree import (
+    BatchShapes,
     DraftLaunch,
     FeatureSource,
     HeadCache,
@@ -253,7 +254,7 @@ class Eagle3(Part, WholeTreeDrafter):
         if last is not None:
             self.observe(last)
 
-    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+    def prepare_batches(self, shapes: BatchShapes, requests: int) -> None:
         """Prepare the builder for trees of these shapes of several requests."""
         if builds_batches(self.builder):
             self.builder.prepare_batches(shapes, requests)

@@ -37,6 +37,7 @@ from sapwood.backends.torch.network import PassInput
 from sapwood.core.protocols import Capabilities, KvMemory, PrefillChunk, TargetOutput, TreeInput
 from sapwood.core.root_batch import RootBatch
 from sapwood.core.tree import ROOT, Tree
+from sapwood.core.types import TreeShape
 from sapwood.core.whole_tree import TreeBuilder
 from sapwood.errors import SapwoodError
 
@@ -112,12 +113,14 @@ class CudaBackend(TorchBackend):
         """Layers whose inputs are kept for drafters."""
         return frozenset(self._watched)
 
-    def _capture_rounds(self, held: "weakref.ref[CudaTreeBuilder]", requests: int) -> None:
+    def _capture_rounds(
+        self, held: "weakref.ref[CudaTreeBuilder]", shapes: Sequence[TreeShape], requests: int
+    ) -> None:
         """Capture the rounds of a builder."""
         builder = held()
         if builder is not None and builder.rounds is not None:
             self.detach_outputs()
-            builder.rounds.capture(requests, lambda _: None)
+            builder.rounds.capture(shapes, requests, lambda _: None)
 
     def _capture_trees(
         self,

@@ -125,3 +125,19 @@ def test_a_request_may_end_or_be_cancelled_while_a_round_is_on_its_way(target: R
         assert tokens_of(stage.steps[request]) == expected
     assert not ended(stage.steps[dropped])
     assert target.memory.used == 0
+
+
+def test_captured_steps_outlast_a_pass_in_the_other_buffers(target: RoundTarget) -> None:
+    """A request alone prelaunches its passes into a second set of buffers."""
+    stage = Stage(target, recipes()["eagle3"])
+    for prompt in PROMPTS:
+        stage.ask(prompt, Sampling(max_tokens=4))
+    stage.run()
+    rounds, network = launcher_of(stage).rounds, target.fused
+    captured = set(rounds.steps)
+    twin = network.buffer_sets[0].twin(network.model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "buffers", twin)
+        rounds._check_steps()
+    assert captured
+    assert set(rounds.steps) == captured

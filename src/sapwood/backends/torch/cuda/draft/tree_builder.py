@@ -54,7 +54,7 @@ from sapwood.backends.torch.cuda.prelaunch import PrelaunchedDraft
 from sapwood.core.array_types import FloatArray
 from sapwood.core.tree import CAPACITY, Tree
 from sapwood.core.types import Outcome, TreeShape
-from sapwood.core.whole_tree import NewText, TreeJob
+from sapwood.core.whole_tree import BatchShapes, NewText, TreeJob
 
 if TYPE_CHECKING:
     from sapwood.backends.torch.cuda.network import CudaNetwork
@@ -96,8 +96,8 @@ class CudaTreeBuilder:
         self.drafts = 0
         self.prelaunched: PrelaunchedDraft | None = None
         self.on_prepared: Callable[[], None] = do_nothing  # called when its drafts are captured
-        # called with their requests when drafts of batches are captured
-        self.on_batches_prepared: Callable[[int], None] = do_nothing
+        # called with shapes of rounds and their requests when drafts of batches are captured
+        self.on_batches_prepared: Callable[[Sequence[TreeShape], int], None] = do_nothing
         self.rounds: Any = None  # the `CudaRoundLauncher` of its backend
         self.batches: dict[int, BatchDraft] = {}  # by their number of requests
 
@@ -174,7 +174,7 @@ class CudaTreeBuilder:
             self.batches[size] = BatchDraft(self, size)
         return self.batches[size]
 
-    def prepare_batches(self, shapes: Sequence[TreeShape], requests: int) -> None:
+    def prepare_batches(self, shapes: BatchShapes, requests: int) -> None:
         """Capture drafts of these shapes for up to so many requests, ahead of the first one."""
         prepare_batches(self, shapes, requests)
 

@@ -8,6 +8,7 @@ import torch
 from sapwood.backends.torch.cuda.draft.batch_draft import BATCHES, TEXT_ROWS
 from sapwood.backends.torch.cuda.pass_inputs import step_up
 from sapwood.core.types import TreeShape
+from sapwood.core.whole_tree import BatchShapes
 
 TIMES = 3  # run eagerly, captured, and replayed, which measures its seconds
 DEEPEST = 6  # trees of batches that are captured in advance: deeper ones do not pay there
@@ -42,7 +43,7 @@ def prepare(builder: Any, shapes: Sequence[TreeShape]) -> None:
 
 
 @torch.inference_mode()
-def prepare_batches(builder: Any, shapes: Sequence[TreeShape], requests: int) -> None:
+def prepare_batches(builder: Any, shapes: BatchShapes, requests: int) -> None:
     """Capture the drafts that up to so many requests may share."""
     if builder.device.type != "cuda":
         return
@@ -50,8 +51,8 @@ def prepare_batches(builder: Any, shapes: Sequence[TreeShape], requests: int) ->
     version = builder.pool.version
     builder.pool.reserve(most + 1, SLOTS)  # the scratch sequence too
     if builder.pool.version != version:
-        prepare(builder, shapes)  # drafts of one request were captured for the smaller pool
-    for shape in shapes:
+        prepare(builder, shapes.drafts)  # those of one request were captured for the smaller pool
+    for shape in shapes.drafts:
         sizes = builder.level_sizes(shape)
         if sizes is None or sizes.depth > DEEPEST:
             continue
@@ -59,5 +60,5 @@ def prepare_batches(builder: Any, shapes: Sequence[TreeShape], requests: int) ->
             if count <= most:
                 for rows in TEXT_ROWS:
                     builder.batch(count).capture(sizes, rows)
-    builder.on_batches_prepared(most)
+    builder.on_batches_prepared(shapes.rounds, most)
     torch.cuda.synchronize(builder.device)

@@ -363,7 +363,7 @@ class DeviceRounds:
     def _check_steps(self) -> None:
         """Drop captured steps whose buffers were replaced."""
         network, builder = self.network, self.builder
-        buffers = network.buffers
+        buffers = network.buffer_sets[0]  # a prelaunched pass of one request may use the other set
         present = (
             network.pool.version,
             builder.pool.version,

@@ -13,8 +13,9 @@ from sapwood.backends.torch.cuda.rounds.launched_round import CudaRound
 from sapwood.backends.torch.cuda.rounds.prompt_rows import PromptRows
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.core.array_types import IntArray
-from sapwood.core.device_rounds import RoundBatch, round_shapes
+from sapwood.core.device_rounds import RoundBatch
 from sapwood.core.protocols import PrefillChunk
+from sapwood.core.types import TreeShape
 
 if TYPE_CHECKING:
     from sapwood.backends.torch.cuda.backend import CudaBackend
@@ -61,14 +62,16 @@ class CudaRoundLauncher:
         backend.commit_chunks(result, trees, chunks)
         return launched
 
-    def capture(self, requests: int, progress: Callable[[str], None]) -> None:
-        """Capture the rounds that up to so many requests may share."""
+    def capture(
+        self, shapes: Sequence[TreeShape], requests: int, progress: Callable[[str], None]
+    ) -> None:
+        """Capture the rounds over trees of these shapes that up to so many requests may share."""
         longest = SHORT
         while longest <= self.backend.fused.pool.slots:
             for count in BATCHES:
                 if count <= requests:
                     progress(f"capturing rounds of {count} requests behind up to {longest} tokens")
-                    for shape in round_shapes():
+                    for shape in shapes:
                         self.rounds.capture(shape, count, longest, self.backend.watched)
             longest *= 2
 
