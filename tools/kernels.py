@@ -360,8 +360,9 @@ def a_quantised_pass(rows: int, sizes: ModelSizes) -> None:
 
 def attentions(rows: int, heads: Any, some: Callable[..., torch.Tensor], sizes: ModelSizes) -> None:
     """Launch attention of short and long texts, of chains and trees."""
-    from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
+    from sapwood.backends.torch.cuda.kernels.attention import attend
     from sapwood.backends.torch.cuda.kernels.attention_tiles import FIELDS, WORD
+    from sapwood.backends.torch.cuda.kernels.open_paths import open_paths
     from sapwood.backends.torch.cuda.pass_inputs import tiles_for
 
     numbers = torch.zeros(rows, dtype=torch.int64)

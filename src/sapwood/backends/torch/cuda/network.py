@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from sapwood.backends.torch.cuda.cuda_graph import CapturedStep, GraphMemory
 from sapwood.backends.torch.cuda.draft.device_tree import DeviceRows as TreeRows
-from sapwood.backends.torch.cuda.kernels.attention import attend, open_paths
+from sapwood.backends.torch.cuda.kernels.attention import attend
 from sapwood.backends.torch.cuda.kernels.attention_tiles import WORD, HeadSizes
 from sapwood.backends.torch.cuda.kernels.experts import add_experts
 from sapwood.backends.torch.cuda.kernels.linear import Workspace, project, using_workspace
+from sapwood.backends.torch.cuda.kernels.open_paths import open_paths
 from sapwood.backends.torch.cuda.kernels.pointwise import (
     add_normed,
     best_tokens,

@@ -19,7 +19,6 @@ import triton.language as tl
 from sapwood.backends.torch.cuda.kernels.attention import (
     attend,
     group_at,
-    open_paths,
     start_of,
 )
 from sapwood.backends.torch.cuda.kernels.attention_tiles import (
@@ -29,6 +28,7 @@ from sapwood.backends.torch.cuda.kernels.attention_tiles import (
     group_of,
     units_of,
 )
+from sapwood.backends.torch.cuda.kernels.open_paths import open_paths
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest output
 SCALE = 0.3
@@ -131,7 +131,12 @@ def alone(each: Text, row: int) -> Text:
     )
 
 
+ONE = -1  # the program of a block walks the paths of its rows as well
+
+
 def tiles_with(rows: int, longest: int, lead: int, *, trees: bool = True) -> AttentionTiles:
+    if lead == ONE:
+        return AttentionTiles(rows, 1, 0, trees)
     units = units_of(longest, lead) if lead else 2 if trees else 1
     return AttentionTiles(rows, units, lead, trees)
 
@@ -148,8 +153,8 @@ CASES = [
 
 
 # the interpreter takes seconds for each: one lead and one type for each case
-LEADS = [0, 1, 4]
-GIVEN = [(*case, LEADS[i % 3], list(CLOSE)[i % 3]) for i, case in enumerate(CASES)] + [
+LEADS = [0, 1, ONE, 4]
+GIVEN = [(*case, LEADS[i % 4], list(CLOSE)[i % 3]) for i, case in enumerate(CASES)] + [
     (*case, lead, dtype) for case in CASES if CUDA for lead in LEADS for dtype in CLOSE
 ]
 
@@ -173,7 +178,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert gap <= CLOSE[found.dtype]
 
 
-@pytest.mark.parametrize("lead", LEADS if CUDA else [1])
+@pytest.mark.parametrize("lead", LEADS if CUDA else [1, ONE])
 @pytest.mark.parametrize(
     ("length", "parents", "since"),
     [
@@ -227,13 +232,14 @@ def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(length: int, dtype: torch
     longest = length + len(parents)
     several = [
         run([tree], heads, tiles_with(4, longest, lead))
-        for lead in ((0, 1, 4, 16) if CUDA else (0, 1))
+        for lead in ((0, 1, 4, 16, ONE) if CUDA else (0, 1, ONE))
     ]
     for found in several[1:]:
         assert torch.equal(found, several[0])
     others = [text(70, random_parents(3), heads, dtype, 5), tree, *([tree] if CUDA else [])]
-    with_others = run(others, heads, tiles_with(16 if CUDA else 4, longest + 70, 1))
-    assert torch.equal(with_others[3 : 3 + len(parents)], several[0])
+    for lead in (1, ONE):
+        with_others = run(others, heads, tiles_with(16 if CUDA else 4, longest + 70, lead))
+        assert torch.equal(with_others[3 : 3 + len(parents)], several[0])
     rows = range(len(parents)) if CUDA else (0, len(parents) - 1)
     for row in rows:
         one = alone(tree, row)
@@ -245,6 +251,25 @@ def test_a_row_of_a_tree_has_the_bits_of_the_row_alone(length: int, dtype: torch
 # are beyond the first groups of several chunks
 PROMPTS = [(1000, 200, 0, 1), (1000, 200, 1, 1), (1300, 60, 0, 16), (5000, 60, 16, 4)]
 FEW_ROWS = [(59, 9, 0, 1), (59, 9, 1, 1), (1342, 3, 0, 16)]
+# texts whose open chunk goes on with a group of several
+LONG = [1087, 1150, 1343, 4200] if CUDA else [1087, 1150]
+
+
+@pytest.mark.parametrize("length", LONG)
+@pytest.mark.parametrize("window", [0, 100])
+def test_the_bits_do_not_depend_on_the_program_that_walks_the_paths(
+    length: int, window: int
+) -> None:
+    heads = HeadSizes(6, 2, 64) if CUDA else HeadSizes(2, 1, 16)
+    parents = random_parents(30) if CUDA else [-1, 0, 0, 2, 2, 4]
+    tree = text(length, parents, heads, torch.float16 if CUDA else torch.float32)
+    chain = text(length, list(range(-1, 4)), heads, tree.planes.dtype, 3)
+    longest = length + len(parents)
+    first, *others = (
+        run([tree, chain], heads, tiles_with(4, longest, lead), window) for lead in (0, 4, ONE)
+    )
+    for found in others:
+        assert torch.equal(found, first)
 
 
 @pytest.mark.parametrize(("start", "rows", "lead", "other"), PROMPTS if CUDA else FEW_ROWS)

@@ -11,13 +11,13 @@ the other. The pass decides only which program computes which of these sums:
 - In a tree the last, open chunks differ from row to row. Each row has a program of its own, which
   gathers the keys of the row's path in the order of positions; `open_paths` finds them once a pass.
 - The last program to finish adds up what all of them found.
+- Where blocks alone fill the device, the only program of a block and head does all of this.
 
 The first committed keys are loaded before the queries are there: they were written long before.
 """
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -135,43 +135,6 @@ def unit_range(unit, stop, lead: tl.constexpr, single: tl.constexpr):
 
 
 @triton.jit
-def ones_in(bits):
-    """Number of ones in 64-bit words."""
-    bits = bits - ((bits >> 1) & 0x5555555555555555)
-    bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
-    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
-    bits += bits >> 8
-    bits += bits >> 16
-    bits += bits >> 32
-    return (bits & 0x7F).to(tl.int32)
-
-
-@triton.jit
-def path_nodes(words, depth, count: tl.constexpr):
-    """Nodes of a row's path at these depths [STEP], from the bits of its ancestor words.
-
-    Nodes of a path are in the order of their depths: the one at depth d has the bit number d of
-    those that are set, found by halving.
-    """
-    found = tl.zeros_like(depth)
-    above = 0
-    for word in range(count):
-        bits = tl.load(words + word).to(tl.uint64, bitcast=True)
-        wanted = depth - above
-        place = tl.zeros_like(depth)
-        for half in tl.static_range(6):
-            low = (bits >> place.to(tl.uint64)) & (0xFFFFFFFF >> (32 - (32 >> half)))
-            many = ones_in(low)
-            place = tl.where(wanted >= many, place + (32 >> half), place)
-            wanted = tl.where(wanted >= many, wanted - many, wanted)
-        count_here = ones_in(bits)
-        inside = (depth >= above) & (depth < above + count_here)
-        found = tl.where(inside, 64 * word + place, found)
-        above += count_here
-    return found
-
-
-@triton.jit
 def part_places(parts, line, lines, dims, width, count: tl.constexpr):
     """Pointers to the sums, peaks and totals of part 0; parts are `lines` apart."""
     place = parts + line[:, None] * width + dims[None, :]
@@ -205,7 +168,10 @@ def walk_unit(
     q, k, v, keys, values, position, there, start, end, length, chain, scale, window, pace,
     lead: tl.constexpr, windowed: tl.constexpr, cap: tl.constexpr, early: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the keys from start to end, for all rows of a block; k and v are the first ones."""
+    """Sums over the keys from start to end, for all rows of a block; k and v are the first ones.
+
+    Those of all groups but the last, and those of the last one.
+    """
     rows: tl.constexpr = q.shape[0]
     width: tl.constexpr = q.shape[1]
     newest = tl.where(chain != 0, position, NEVER)
@@ -244,9 +210,7 @@ def walk_unit(
             group_peak, group_total, group_found = added(
                 group_peak, group_total, group_found, top, sums, read
             )
-    if lead == 0:
-        return added(peak, total, found, group_peak, group_total, group_found)
-    return group_peak, group_total, group_found
+    return peak, total, found, group_peak, group_total, group_found
 
 
 @triton.jit
@@ -285,6 +249,53 @@ def walk_path(
             parts, units + chunk, line, lines, live, dims, there, width, peak, total, found,
             units + opens,
         )  # fmt: skip
+
+
+@triton.jit
+def walk_paths(
+    q, keys, values, paths, positions, there, row, live, position, first, held, length, peak, total,
+    found, group_peak, group_total, group_found, scale, window, pace,
+    opens: tl.constexpr, windowed: tl.constexpr, cap: tl.constexpr,
+):  # fmt: skip
+    """Go on over the open chunks of each row of a tree, in the program that walked the closed ones.
+
+    The product for one row is made with the queries of the whole block, and its own lines are kept.
+    """
+    rows: tl.constexpr = q.shape[0]
+    width: tl.constexpr = q.shape[1]
+    lanes = tl.arange(0, STEP)
+    closed = length // STEP * STEP
+    deepest = tl.max(tl.where(live, position, -1), 0)
+    for chunk in range((deepest - closed + STEP) // STEP):
+        place = closed + chunk * STEP
+        at = place + lanes
+        top = tl.full((rows,), float("-inf"), tl.float32)
+        sums = tl.zeros((rows,), tl.float32)
+        read = tl.zeros((rows, width), tl.float32)
+        for number in range(held):
+            mine = first + number
+            end = tl.load(positions + mine).to(tl.int32) + 1
+            inside = at < end
+            where = tl.load(paths + (mine * opens + chunk) * STEP + lanes, inside, 0)
+            k, v = loaded(keys, values, where * pace, inside, there)
+            seen = inside
+            if windowed:
+                seen &= at > end - 1 - window
+            tip, part, gain = attended(q, k, v, seen[None, :], scale, cap)
+            own = row == mine
+            top = tl.where(own, tip, top)
+            sums = tl.where(own, part, sums)
+            read = tl.where(own[:, None], gain, read)
+        if place == start_of(group_at(place)):  # the group before is complete
+            peak, total, found = added(peak, total, found, group_peak, group_total, group_found)
+            group_peak = top
+            group_total = sums
+            group_found = read
+        else:
+            group_peak, group_total, group_found = added(
+                group_peak, group_total, group_found, top, sums, read
+            )
+    return added(peak, total, found, group_peak, group_total, group_found)
 
 
 @triton.jit
@@ -363,7 +374,8 @@ def _attend(
     live = (index // tile_g < held) & (member < group)
     there = dims < width
     pace: tl.constexpr = kv_heads * width
-    programs: tl.constexpr = units + (tile_r if trees else 0)
+    alone: tl.constexpr = trees and units == 1 and lead == 0  # one program also walks the paths
+    programs: tl.constexpr = units + (tile_r if trees and not alone else 0)
     early: tl.constexpr = tile_r * tile_g < 64  # larger blocks need the room
     keys = pool + base * pace + head * width + dims[:, None]
     values = pool + plane + base * pace + head * width + dims[None, :]
@@ -380,7 +392,7 @@ def _attend(
         start = tl.maximum(start, tl.maximum(length - window + 1, 0) // STEP * STEP)
     mine = first + tl.maximum(unit - units, 0)
     walks = (unit >= units) & (chain == 0) & (unit - units < held)  # the path of one row
-    if trees:
+    if trees and not alone:
         newest = tl.load(positions + tl.where(walks, mine, first)).to(tl.int32)
         start = tl.where(walks, closed, start)
         end = tl.where(walks, newest + 1, end)
@@ -393,11 +405,21 @@ def _attend(
     wait()
     if unit < units:
         q = loaded_queries(queries, line, live, dims, there, width)
-        peak, total, found = walk_unit(
+        peak, total, found, group_peak, group_total, group_found = walk_unit(
             q, k, v, keys, values, position, there, start, end, length, chain, scale, window, pace,
             lead, windowed, cap, early,
         )  # fmt: skip
         launch_next_kernel()
+        if alone:
+            peak, total, found = walk_paths(
+                q, keys, values, paths, positions, there, row, live, position, first,
+                tl.where(chain != 0, 0, held), length, peak, total, found, group_peak, group_total,
+                group_found, scale, window, pace, opens, windowed, cap,
+            )  # fmt: skip
+        elif lead == 0:
+            peak, total, found = added(peak, total, found, group_peak, group_total, group_found)
+        else:
+            peak, total, found = group_peak, group_total, group_found
         if programs == 1:
             store_rows(out, line, live, dims, there, width, total, found)
         else:
@@ -405,7 +427,7 @@ def _attend(
                 parts, unit, line, lines, live, dims, there, width, peak, total, found,
                 units + opens,
             )  # fmt: skip
-    elif trees:
+    elif trees and not alone:
         if walks:
             lane = tl.arange(0, tile_p)
             spot = mine * heads + head * group + lane
@@ -431,41 +453,6 @@ def store_rows(out, line, live, dims, there, width, total, found):
     tl.store(place, made.to(out.dtype.element_ty), live[:, None] & there[None, :])
 
 
-@triton.jit
-def _open_paths(
-    words, positions, blocks, paths, count: tl.constexpr, opens: tl.constexpr
-):  # fmt: skip
-    wait()
-    _, length, first, held, chain = block_fields(blocks + tl.program_id(0), tl.num_programs(0))
-    mine = tl.program_id(1)
-    if (mine < held) & (chain == 0):
-        row = first + mine
-        lanes = tl.arange(0, STEP)
-        closed = length // STEP * STEP
-        end = tl.load(positions + row).to(tl.int32) + 1
-        for chunk in range((end - closed + STEP - 1) // STEP):
-            at = closed + chunk * STEP + lanes
-            node = path_nodes(words + row * count, at - length, count)
-            where = tl.where(at < length, at, length + node)
-            tl.store(paths + (row * opens + chunk) * STEP + lanes, where)
-
-
-def open_paths(words: Tensor, positions: Tensor, blocks: Tensor, tiles: AttentionTiles) -> Tensor:
-    """Slots of each row's open chunks in the order of positions, [m, chunks * CHUNK] int32.
-
-    They count from the first slot of a row's sequence. Words have bit i of word w for node
-    64 w + i if it is the row or above it; they are unused in chains.
-    """
-    if not tiles.trees:
-        return positions.new_empty(1, dtype=torch.int32)
-    opens = words.shape[1] + 1  # chunks that a path may reach into
-    paths = torch.empty(len(words), opens * CHUNK, dtype=torch.int32, device=words.device)
-    _open_paths[blocks.shape[1], tiles.rows](
-        words, positions, blocks, paths, words.shape[1], opens, **options()
-    )
-    return paths
-
-
 def attend(
     queries: Tensor,  # [m, heads, width]
     planes: Tensor,  # [2, ..., slots, kv heads, width] contiguous: keys and values of the layer
@@ -488,7 +475,7 @@ def attend(
     tile_r = max(tiles.rows, 16 // tile_g)
     opens = paths.shape[1] // CHUNK if tiles.trees else 0
     parts, counters = workspace(queries.device, (tiles.units + opens) * lines * (heads.width + 2))
-    _attend[blocks.shape[1], heads.keys, tiles.units + (tile_r if tiles.trees else 0)](
+    _attend[blocks.shape[1], heads.keys, tiles.units + (tile_r if tiles.with_paths else 0)](
         queries, out, parts, counters, planes, paths, positions, blocks, planes.stride(0),
         scale * LOG2E, window, lines, heads.queries, heads.keys, heads.width, group,
         tile_r, tile_g, max(16, tile_g), tile_d, tiles.lead, tiles.units, opens,

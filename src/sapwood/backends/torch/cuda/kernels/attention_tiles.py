@@ -33,9 +33,15 @@ class AttentionTiles:
     rows: int  # of a block, a power of two
     units: int = 2  # programs that walk the keys which all rows of a block see
     lead: int = 0  # groups of the first unit; 0: all but the open one, and there are two units
-    trees: bool = True  # with one more program for each row, which walks its own path
+    # rows have paths of their own: one more program walks each, or the only unit if `lead` is 0
+    trees: bool = True
     warps: int = 4
     stages: int = 3
+
+    @property
+    def with_paths(self) -> bool:
+        """True when each row of a tree has a program for its own path."""
+        return self.trees and (self.units > 1 or self.lead > 0)
 
 
 def group_of(position: int) -> int:
