@@ -210,7 +210,7 @@ def shared_rounds() -> tuple[list[str], list[str]]:
     from sapwood.controllers.fixed import Fixed
     from sapwood.core.sampling import Sampling
     from sapwood.drafters.heads.eagle3 import Eagle3
-    from sapwood.engine.rounds_ahead import PLANNED
+    from sapwood.engine.round_planner import PLANNED
     from sapwood.estimators.raw import Raw
     from sapwood.policies.beam import Beam
     from sapwood.recipe import Recipe

@@ -123,6 +123,9 @@ class ToyLauncher:
         room = min(self.toy.info.context - one.session.length for one in batch.requests)
         return not self.toy.refuses and room > 2 * (batch.shape.depth + 1)
 
+    def seconds(self, shape: TreeShape, requests: int, longest: int) -> float | None:
+        return None
+
     def launch(self, batch: RoundBatch, chunks: Sequence[PrefillChunk] = ()) -> ToyRound:
         if chunks:
             self.toy.score([], chunks)

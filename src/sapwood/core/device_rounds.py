@@ -86,5 +86,11 @@ class RoundLauncher(Protocol):
     def fits(self, batch: RoundBatch) -> bool:
         """True when all buffers have room for this round, and nothing must be captured anew."""
 
+    def seconds(self, shape: TreeShape, requests: int, longest: int) -> float | None:
+        """Seconds of the device for a round of so many requests; None where they are unknown.
+
+        `longest` is the length of the longest text.
+        """
+
     def launch(self, batch: RoundBatch, chunks: "Sequence[PrefillChunk]" = ()) -> LaunchedRound:
         """Launch a round behind the one launched before, and chunks of prompts with it."""

@@ -209,6 +209,14 @@ class WholeTreePolicy(Protocol):
         return []
 
 
+@runtime_checkable
+class RoundPolicy(Protocol):
+    """A policy that knows what trees of a batch bring, by their size and depth."""
+
+    def round_gain(self, nodes: int, depth: int) -> float | None:
+        """Tokens expected of such trees; None before the first was seen."""
+
+
 _OFFERED: dict[tuple[type, type], bool] = {}
 
 
@@ -237,6 +245,11 @@ def drafts_batches(part: object) -> "TypeGuard[BatchDrafter]":
 def drafts_rounds(part: object) -> "TypeGuard[RoundDrafter]":
     """True for a drafter whose rounds a device may run by itself."""
     return _offers(part, RoundDrafter)
+
+
+def knows_rounds(part: object) -> "TypeGuard[RoundPolicy]":
+    """True for a policy that knows what trees of a batch bring."""
+    return _offers(part, RoundPolicy)
 
 
 def builds_batches(builder: object) -> "TypeGuard[BatchTreeBuilder]":

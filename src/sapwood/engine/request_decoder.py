@@ -33,7 +33,7 @@ from sapwood.core.types import (
     TreeShape,
     Verdict,
 )
-from sapwood.core.whole_tree import TreeJob, drafts_batches, drafts_rounds
+from sapwood.core.whole_tree import TreeJob, drafts_batches, drafts_rounds, knows_rounds
 from sapwood.engine.prelaunch import (
     NextRound,
     WholeTreeParts,
@@ -260,6 +260,11 @@ class RequestDecoder:
         if not budget.nodes:
             return None
         return whole_tree_shape(self.whole_trees, budget)
+
+    def round_gain(self, shape: TreeShape) -> float | None:
+        """Tokens that the policy expects of such trees of a batch; None if it does not know."""
+        policy = self.policy
+        return policy.round_gain(shape.nodes, shape.depth) if knows_rounds(policy) else None
 
     def round_job(self, shape: TreeShape) -> TreeJob | None:
         """The tree of a request that joins rounds on the device; None if it has no text yet."""

@@ -6,33 +6,22 @@ device works. All trees of a round have one shape, planned by one request in tur
 ends is seen one round late: its tree in the round launched behind is dropped.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from sapwood.controllers.throughput_stats import ThroughputStats
-from sapwood.core.device_rounds import (
-    DEPTHS,
-    SIZES,
-    LaunchedRound,
-    RoundBatch,
-    RoundLauncher,
-    RoundRequest,
-    round_shape,
-)
+from sapwood.core.device_rounds import LaunchedRound, RoundBatch, RoundLauncher, RoundRequest
 from sapwood.core.protocols import Backend, PrefillChunk
-from sapwood.core.types import BatchLoad, Outcome, SharedPass, StageTimes, TreeShape
+from sapwood.core.types import Outcome, SharedPass, StageTimes, TreeShape
 from sapwood.core.whole_tree import TreeBuilder, TreeJob
 from sapwood.engine.loop import Engine
 from sapwood.engine.request import Request
 from sapwood.engine.request_decoder import RequestDecoder
+from sapwood.engine.round_planner import RoundPlanner
 from sapwood.engine.run_ahead import PendingStep, StepTotals
 
 LEAST = 2  # requests: one alone runs the usual round, which has look-ups
-PLANNED = 8  # rounds between two plans of the shape
-FIRST_ROWS = 64  # of a pass over trees before acceptance was measured
-FIRST_NODES = 3  # least nodes of such a tree
 # steps without rounds on the device after requests could not share one; doubled while that recurs
 REFUSED = 4
 MOST_REFUSED = 64
@@ -73,16 +62,13 @@ class RoundsAhead:
     ) -> None:
         self._target = target
         self._launcher = launcher
-        self._rate = rate
-        self._most_rows = target.capabilities.root_rows
+        self._planner = RoundPlanner(target.capabilities.root_rows, rate)
         self.now = now
         self.last: RoundOnDevice | None = None  # launched, not read yet
         self._read = 0.0  # clock when the last one was read
         self.seconds = 0.0  # between the last two rounds that were read
-        self._engine: Engine | None = None  # of the plan
-        self._plan: TreeShape | None = None
-        self._planned = 0  # rounds of the plan that are left
-        self._planned_for = 0  # requests that the plan was made for
+        self._engine: Engine | None = None  # of the last round
+        self._last_launcher: RoundLauncher | None = None
         self._rounds = 0
         self._refused = 0  # steps before rounds are tried again
         self._refusal = REFUSED  # the same after the next refusal
@@ -156,7 +142,7 @@ class RoundsAhead:
                     decoder.sampler.sampling.seed,
                 )
             )
-        launcher = self._one_launcher(batch)
+        self._last_launcher = launcher = self._one_launcher(batch)
         self._rounds += 1
         learns = self._rounds <= EARLY or self._rounds % LEARN == 0
         batch.learn = self._rounds % len(going) if learns else -1
@@ -183,47 +169,21 @@ class RoundsAhead:
         return launcher
 
     def _shape(self, requests: Sequence[Request]) -> TreeShape:
-        """The shape of the next trees: planned every few rounds, and when the load changes."""
-        count = len(requests)
-        if requests[0].engine is not self._engine:
-            self._engine = requests[0].engine
-            self._plan = None
-        plan = self._plan
-        same_load = self._planned_for.bit_length() == count.bit_length()
-        if (
-            plan is None
-            or not self._planned
-            or not same_load
-            or count * (1 + plan.nodes) > self._most_rows
-        ):
-            self._plan = plan = self._make_plan(requests)
-            self._planned = PLANNED
-            self._planned_for = count
-        self._planned -= 1
-        return plan
-
-    def _make_plan(self, requests: Sequence[Request]) -> TreeShape:
-        """The shape that the policy of one request asks for, at the prices of the whole batch."""
-        request = requests[self._rounds % len(requests)]
-        count = len(requests)
-        each = 1 + (self._plan.nodes if self._plan is not None else SIZES[0])
-        load = BatchLoad(count, (count - 1) * each, self._rate(), alike=True)
-        shape = request.running.plan_round(load)
+        """The shape of the next trees."""
+        engine = requests[0].engine
+        if engine is not self._engine:
+            self._engine = engine
+            self._last_launcher = None
+            self._planner.forget()
+        shape = self._planner.shape(requests, self._last_launcher)
         if shape is None:
             raise NoRound
-        if not request.priced:
-            return shape
-        room = self._most_rows // count - 1
-        if math.isinf(shape.hope):  # nothing was learned yet
-            room = min(room, max(FIRST_ROWS // count - 1, FIRST_NODES))
-        nodes = max((size for size in SIZES if size <= min(shape.nodes, room)), default=0)
-        if not nodes:
-            raise NoRound
-        return round_shape(nodes, max(each for each in DEPTHS if each <= min(shape.depth, nodes)))
+        return shape
 
     # ------------------------------------------------------------------------------- read
     def read(self, batch: RoundOnDevice) -> tuple[SharedPass, list[PendingStep]]:
         """Wait for a launched round; the step of each request that still runs."""
+        start = self.now()
         results = batch.launched.read()
         now = self.now()
         self.seconds = seconds = now - self._read
@@ -232,6 +192,10 @@ class RoundsAhead:
         count = len(results)
         rows = count * (1 + batch.shape.nodes)
         context = sum(result.context for result in results) // max(count, 1)
+        if count:
+            accepted = sum(result.verdict.accepted for result in results)
+            host = None if batch.prefill else max(seconds - (now - start), 0.0)
+            self._planner.observe(batch.decoders[0], batch.shape, count, accepted, host)
         draft = min(batch.launched.draft_seconds, seconds)
         shared = SharedPass(count, rows, batch.prefill, context, seconds - draft)
         times = StageTimes(draft / max(count, 1), seconds - draft)

@@ -18,6 +18,7 @@ from sapwood.core.whole_tree import WholeTreePolicy
 from sapwood.estimators.binned import Binned
 from sapwood.policies.level_price import LevelPrice
 from sapwood.policies.reach import ready, value, worth
+from sapwood.policies.round_gains import RoundGains
 from sapwood.policies.whole_tree_stats import BEAM, STEPS, WholeTreeStats
 
 
@@ -39,6 +40,7 @@ class Best(Part, WholeTreePolicy):
         """Begin with empty statistics, shared by all requests."""
         super().bind(setting)
         self.ahead = WholeTreeStats()
+        self.gains = RoundGains()
         self.steps = LevelPrice()
 
     def reset(self, request: RequestContext) -> None:
@@ -51,6 +53,8 @@ class Best(Part, WholeTreePolicy):
         # a whole tree is valued without the estimator, which has nothing to learn from it
         if outcome.grown.pruned is not None:
             self.ahead.observe(outcome)
+            if outcome.trees > 1:
+                self.gains.observe(outcome.grown)
         elif not outcome.asked:  # there is nothing to learn from
             self.steps.rest(outcome.trees)
         else:
@@ -78,6 +82,10 @@ class Best(Part, WholeTreePolicy):
             longest=longest,
             terms=self._terms(budget, table.counts),
         )
+
+    def round_gain(self, nodes: int, depth: int) -> float | None:
+        """Tokens expected of trees of a batch; None before the first was seen."""
+        return self.gains.expected(nodes, depth) if self.gains.trees else None
 
     def tree_shapes(self, budget: Budget) -> list[TreeShape]:
         """All shapes it may ask for, apart from their size, so that a device can prepare them."""

@@ -138,6 +138,6 @@ def test_captured_steps_outlast_a_pass_in_the_other_buffers(target: RoundTarget)
     twin = network.buffer_sets[0].twin(network.model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "buffers", twin)
-        rounds._check_steps()
+        rounds.check_steps()
     assert captured
     assert set(rounds.steps) == captured

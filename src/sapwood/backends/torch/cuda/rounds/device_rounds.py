@@ -23,7 +23,7 @@ from sapwood.backends.torch.cuda.draft.batch_draft import (
     BatchDraft,
     layout_of,
 )
-from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS, DeviceTimer
+from sapwood.backends.torch.cuda.draft.draft_buffers import MAX_NEW_ROWS
 from sapwood.backends.torch.cuda.draft.eagle_layer import LevelSizes
 from sapwood.backends.torch.cuda.draft.feature_rows import FeatureIndex
 from sapwood.backends.torch.cuda.draft.reference import (
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 MOST_REQUESTS = BATCHES[-1]
 levels_of = attrgetter("nodes", "depth", "beam", "width")  # of a `TreeShape`
 DEEPEST = MAX_NEW_ROWS - 1  # the path and the bonus are new text of the next round
-TIMED = 3  # replays of a draft that are timed together
 
 
 def kernels(device: torch.device) -> Any:
@@ -120,7 +119,7 @@ class DeviceRounds:
         self.steps: dict[tuple[Any, ...], CapturedStep] = {}
         self.known: set[tuple[Any, ...]] = set()  # rounds of which everything was captured
         self.made_for: tuple[Any, ...] = ()
-        self.seconds: dict[tuple[int, LevelSizes], float] = {}  # of a draft, by requests and sizes
+        self.draft_seconds: dict[tuple[int, LevelSizes], float] = {}  # by requests
         self.last: CudaRound | None = None  # the round launched last
         self._planned: RoundPlan | None = None
 
@@ -184,7 +183,7 @@ class DeviceRounds:
         """True when the round captures and compiles nothing, which would stop all texts."""
         if self.device.type != "cuda":
             return True
-        self._check_steps()
+        self.check_steps()
         sizes, draft = plan.sizes, plan.draft
         if longest + MAX_NEW_ROWS + sizes.opened > self.builder.pool.keys.shape[2]:
             return False  # the head's KV pool would be replaced
@@ -245,23 +244,23 @@ class DeviceRounds:
         network = self.network
         network.buffers = network.buffer_sets[0]
         network.ready(shape, watched)
-        self._check_steps()
+        self.check_steps()
         for one, session in zip(requests, sessions, strict=True):
             if one.before < 0:
                 session.place_root()
         network.pool.run_moves()
         self._send_args(batch, sessions, plan)
         sampled = any(one.temperature for one in requests)
-        self._draft_step(draft, sizes)()
+        self.draft_step(draft, sizes)()
         if prompts is not None:
             network.inputs.send(prompts.behind(count, each), shape)
-        self._place_step(draft, shape, each, whole=prompts is None)()
+        self.place_step(draft, shape, each, whole=prompts is None)()
         network.launch((shape, 0, 0), partial(network.step, shape))
-        self._verify_step(draft, plan.columns, plan.drawn if sampled else 0)()
+        self.verify_step(draft, plan.columns, plan.drawn if sampled else 0)()
         launched = CudaRound(
             self, plan.columns, count, sessions, [one.job.cache for one in requests],
             sources=[one.job.source for one in requests],
-            draft_seconds=self.seconds.get((draft.requests, sizes), 0.0),
+            draft_seconds=self.draft_seconds.get((draft.requests, sizes), 0.0),
         )  # fmt: skip
         launched.send(self.results[draft.requests, plan.columns])
         if batch.learn >= 0:
@@ -306,7 +305,7 @@ class DeviceRounds:
         self, batch: RoundBatch, sessions: Sequence[CudaSession], plan: RoundPlan
     ) -> None:
         """Start the transfer of the arguments."""
-        buffer = self._args(plan.draft.requests)
+        buffer = self.args_of(plan.draft.requests)
         host, lines = buffer.blank(plan.padding)
         requests = batch.requests
         count = len(requests)
@@ -360,7 +359,7 @@ class DeviceRounds:
         draft.hidden_states.index_copy_(0, both[0], source.index_select(0, both[1]))
 
     # ------------------------------------------------------------------------------- captured steps
-    def _check_steps(self) -> None:
+    def check_steps(self) -> None:
         """Drop captured steps whose buffers were replaced."""
         network, builder = self.network, self.builder
         buffers = network.buffer_sets[0]  # a prelaunched pass of one request may use the other set
@@ -376,47 +375,51 @@ class DeviceRounds:
             self.known.clear()
             self.made_for = present
 
-    def _step(self, name: tuple[Any, ...], body: Callable[[], None]) -> CapturedStep:
+    def step_of(self, name: tuple[Any, ...], body: Callable[[], None]) -> CapturedStep:
+        """The captured step of this name."""
         if name not in self.steps:
             self.steps[name] = CapturedStep(body, self.device, self.builder.memory)
         return self.steps[name]
 
-    def _args(self, requests: int) -> BatchArgsBuffer:
+    def args_of(self, requests: int) -> BatchArgsBuffer:
+        """Arguments of up to so many requests."""
         if requests not in self.args:
             self.args[requests] = BatchArgsBuffer(self.device, requests)
         return self.args[requests]
 
-    def _draft_step(self, draft: BatchDraft, sizes: LevelSizes) -> CapturedStep:
+    def draft_step(self, draft: BatchDraft, sizes: LevelSizes) -> CapturedStep:
+        """The draft of all requests."""
         name = "draft", draft.requests, draft.version, sizes
-        return self._step(name, partial(self._draft, draft, sizes))
+        return self.step_of(name, partial(self._draft, draft, sizes))
 
     def _draft(self, draft: BatchDraft, sizes: LevelSizes) -> None:
         """Take the text of the round before, and draft."""
-        args = self._args(draft.requests).args
+        args = self.args_of(draft.requests).args
         given = draft.args
         self.ops.take_args(args, self.carry, given.scalars, given.tokens, given.roots)
         self.ops.take_features(args, self.features, draft.hidden_states)
         draft.steps(sizes, MAX_NEW_ROWS)
 
-    def _place_step(
+    def place_step(
         self, draft: BatchDraft, shape: PassShape, each: int, *, whole: bool
     ) -> Callable[[], None]:
         """The placing of trees, captured if that was done before the first text.
 
         Triton takes longer to launch one kernel than CUDA takes for a graph.
         """
-        body = partial(self._place, draft, shape, each, whole=whole)
+        body = partial(self.place, draft, shape, each, whole=whole)
         return self.steps.get(("place", draft.requests, shape, each, whole), body)
 
-    def _place(self, draft: BatchDraft, shape: PassShape, each: int, *, whole: bool) -> None:
+    def place(self, draft: BatchDraft, shape: PassShape, each: int, *, whole: bool) -> None:
         """Write the inputs of the pass over the drafted trees."""
-        live = self._args(draft.requests).live
+        live = self.args_of(draft.requests).live
         inputs = self.network.inputs.on_device
         self.ops.place_trees(
             draft.fields, draft.args.scalars, live, inputs, shape, each, whole=whole
         )
 
-    def _verify_step(self, draft: BatchDraft, columns: ResultColumns, sampled: int) -> CapturedStep:
+    def verify_step(self, draft: BatchDraft, columns: ResultColumns, sampled: int) -> CapturedStep:
+        """The verification and commit of all trees."""
         key = draft.requests, columns
         if columns not in self.columns:  # once: captured steps read it where it lies
             self.columns[columns] = torch.from_numpy(columns.index).to(self.device)
@@ -424,7 +427,7 @@ class DeviceRounds:
             size = draft.requests, len(columns.index)
             self.results[key] = torch.zeros(size, dtype=torch.int64, device=self.device)
         body = partial(self._verify, draft, columns, sampled)
-        return self._step(("verify", *key, sampled), body)
+        return self.step_of(("verify", *key, sampled), body)
 
     def _verify(self, draft: BatchDraft, columns: ResultColumns, sampled: int) -> None:
         """Verify and commit all trees; leave text and features for the next round, and results.
@@ -433,7 +436,7 @@ class DeviceRounds:
         """
         each = columns.rows
         fields, scalars = draft.fields, draft.args.scalars
-        buffer = self._args(draft.requests)
+        buffer = self.args_of(draft.requests)
         buffers = self.network.buffers
         target_tokens = buffers.best
         if sampled:
@@ -449,52 +452,3 @@ class DeviceRounds:
         torch.index_select(
             fields.words, 1, self.columns[columns], out=self.results[draft.requests, columns]
         )
-
-    # ------------------------------------------------------------------------------- warm-up
-    @torch.inference_mode()
-    def capture(self, shape: TreeShape, count: int, longest: int, watched: Collection[int]) -> None:
-        """Capture and time the steps of rounds of so many requests; padding takes their places."""
-        sizes = self.level_sizes(shape)
-        if sizes is None:
-            return
-        each = 1 + min(shape.nodes, sizes.size - 1)
-        if count * each > MAX_ROWS:
-            return
-        draft = self.builder.batch(count)
-        draft.ensure_buffers(sizes)
-        network = self.network
-        network.buffers = network.buffer_sets[0]
-        found = self.pass_shape(count, each, longest)
-        network.ready(found, watched)
-        self._check_steps()
-        buffer = self._args(draft.requests)
-        buffer.words.copy_(buffer.blank(draft.padding())[0])
-        columns = result_columns(sizes.depth, each)
-        # of batches of this size; smaller ones have captured steps of their own
-        drawn = [rows for rows in LADDER if count // 2 * each < rows <= found.rows]
-        captured = [
-            self._draft_step(draft, sizes),
-            *(self._verify_step(draft, columns, rows) for rows in (0, *drawn)),
-            self._step(
-                ("place", draft.requests, found, each, True),
-                partial(self._place, draft, found, each, whole=True),
-            ),
-        ]
-        for step in captured:
-            if not step.steady:
-                step()
-                step()
-        self._place(draft, found, each, whole=False)  # compiles it
-        if (draft.requests, sizes) not in self.seconds:
-            self.seconds[draft.requests, sizes] = self._timed(captured[0])
-
-    def _timed(self, step: CapturedStep) -> float:
-        """Seconds of a captured step on the device."""
-        timer = DeviceTimer(self.device)
-        timer.start()
-        for _ in range(TIMED):
-            step()
-        timer.stop()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return timer.seconds() / TIMED

@@ -11,6 +11,7 @@ from sapwood.backends.torch.cuda.pass_inputs import SHORT
 from sapwood.backends.torch.cuda.rounds.device_rounds import DeviceRounds
 from sapwood.backends.torch.cuda.rounds.launched_round import CudaRound
 from sapwood.backends.torch.cuda.rounds.prompt_rows import PromptRows
+from sapwood.backends.torch.cuda.rounds.round_seconds import RoundSeconds
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.core.array_types import IntArray
 from sapwood.core.device_rounds import RoundBatch
@@ -28,6 +29,7 @@ class CudaRoundLauncher:
     def __init__(self, backend: "CudaBackend", builder: "CudaTreeBuilder") -> None:
         self.backend = backend
         self.rounds = DeviceRounds(backend.fused, builder)
+        self.captured = RoundSeconds(self.rounds)
 
     def fits(self, batch: RoundBatch) -> bool:
         """True when context and buffers have room for this round, and all of it was captured."""
@@ -35,6 +37,10 @@ class CudaRoundLauncher:
         reach = batch.shape.depth + 1
         ends = (one.session.length + 2 * reach for one in batch.requests)
         return max(ends) <= most and self.rounds.fits(batch)
+
+    def seconds(self, shape: TreeShape, requests: int, longest: int) -> float | None:
+        """Seconds of the device for a round, measured when it was captured."""
+        return self.captured.of(shape, requests, longest)
 
     @torch.inference_mode()
     def launch(self, batch: RoundBatch, chunks: Sequence[PrefillChunk] = ()) -> CudaRound:
@@ -72,7 +78,7 @@ class CudaRoundLauncher:
                 if count <= requests:
                     progress(f"capturing rounds of {count} requests behind up to {longest} tokens")
                     for shape in shapes:
-                        self.rounds.capture(shape, count, longest, self.backend.watched)
+                        self.captured.capture(shape, count, longest, self.backend.watched)
             longest *= 2
 
 

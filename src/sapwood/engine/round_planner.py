@@ -1,0 +1,126 @@
+"""Plans the shape that the trees of all requests have in rounds on a device.
+
+The device's seconds for a round of each shape are known from its preparation, and the policy knows
+what trees of each shape bring. So the shape of most tokens per second is found by trying all of
+them. Seconds in which the device waits for the host are free: a round never takes less than its
+host's work.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from sapwood.core.device_rounds import (
+    DEPTHS,
+    SIZES,
+    RoundLauncher,
+    round_shape,
+    round_shapes,
+)
+from sapwood.core.types import AcceptanceRatio, BatchLoad, TreeShape
+from sapwood.engine.request import Request
+from sapwood.engine.request_decoder import RequestDecoder
+
+PLANNED = 8  # rounds between two plans
+DEEPER = 8  # plans of which one has trees a level deeper, so that their gain stays known
+FIRST_ROWS = 64  # of a pass over trees before acceptance was measured
+FIRST_NODES = 3  # least nodes of such a tree
+FOLLOW = 0.1  # rate of the running mean of the host's seconds
+SHAPES = tuple(round_shapes())
+
+
+class RoundPlanner:
+    """The shape of the next trees: planned every few rounds, and when the load changes."""
+
+    def __init__(self, most_rows: int, rate: Callable[[], float]) -> None:
+        self._most_rows = most_rows
+        self._rate = rate  # present tokens per second of all requests
+        self._shape: TreeShape | None = None
+        self._left = 0  # rounds of the shape that are left
+        self._count = 0  # requests that it was planned for
+        self._plans = 0
+        self._ratio = AcceptanceRatio()  # accepted tokens against those that were expected
+        self._host: dict[int, float] = {}  # powers of two of requests -> seconds of a round
+
+    def forget(self) -> None:
+        """Plan anew: other requests follow."""
+        self._shape = None
+
+    def shape(
+        self, requests: Sequence[Request], launcher: RoundLauncher | None
+    ) -> TreeShape | None:
+        """The shape of the next trees; None where there should be none."""
+        count = len(requests)
+        shape = self._shape
+        if (
+            shape is None
+            or not self._left
+            or self._count.bit_length() != count.bit_length()
+            or count * (1 + shape.nodes) > self._most_rows
+        ):
+            self._left = PLANNED
+            self._shape = shape = self._plan(requests, launcher)
+            self._count = count
+        self._left -= 1
+        return shape
+
+    def observe(
+        self,
+        decoder: RequestDecoder,
+        shape: TreeShape,
+        count: int,
+        accepted: int,
+        host: float | None,
+    ) -> None:
+        """Count a round of so many trees, and the host's seconds; None if prompts were in it."""
+        gain = decoder.round_gain(shape)
+        if gain is not None:
+            self._ratio.add(gain, accepted / count)
+        if host is not None:
+            usual = self._host.setdefault(count.bit_length(), host)
+            self._host[count.bit_length()] = usual + FOLLOW * (min(host, 2 * usual) - usual)
+
+    def _plan(
+        self, requests: Sequence[Request], launcher: RoundLauncher | None
+    ) -> TreeShape | None:
+        """The shape that one request's policy and controller lead to, for all of the batch."""
+        self._plans += 1
+        request = requests[self._plans % len(requests)]
+        decoder = request.running
+        count = len(requests)
+        each = 1 + (self._shape.nodes if self._shape is not None else SIZES[0])
+        load = BatchLoad(count, (count - 1) * each, self._rate(), alike=True)
+        wanted = decoder.plan_round(load)
+        if wanted is None or not request.priced:
+            return wanted
+        room = self._most_rows // count - 1
+        longest = max(one.running.session.length for one in requests)
+        if launcher is not None and (best := self._best(decoder, launcher, count, longest, room)):
+            return best
+        self._left = 1  # until gains are known
+        if math.isinf(wanted.hope):  # nothing was learned yet
+            room = min(room, max(FIRST_ROWS // count - 1, FIRST_NODES))
+        nodes = max((size for size in SIZES if size <= min(wanted.nodes, room)), default=0)
+        if not nodes:
+            return None
+        return round_shape(nodes, max(each for each in DEPTHS if each <= min(wanted.depth, nodes)))
+
+    def _best(
+        self, decoder: RequestDecoder, launcher: RoundLauncher, count: int, longest: int, room: int
+    ) -> TreeShape | None:
+        """The shape of most tokens per second; None where gains or seconds are unknown."""
+        host = self._host.get(count.bit_length(), 0.0)
+        best, found = 0.0, None
+        for shape in SHAPES:
+            if shape.nodes > room:
+                continue
+            gain = decoder.round_gain(shape)
+            seconds = launcher.seconds(shape, count, longest)
+            if gain is None or seconds is None:
+                return None
+            rate = (1 + self._ratio.ratio * gain) / max(seconds, host)
+            if rate > best:
+                best, found = rate, shape
+        if found is not None and not self._plans % DEEPER:
+            deeper = [depth for depth in DEPTHS if found.depth < depth <= found.nodes]
+            return round_shape(found.nodes, min(deeper, default=found.depth))
+        return found

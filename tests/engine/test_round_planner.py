@@ -1,0 +1,133 @@
+"""The shape of the trees of a batch: most tokens per second of the device or the host."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sapwood.core.types import BatchLoad, TreeShape
+from sapwood.engine.round_planner import DEEPER, PLANNED, RoundPlanner
+
+WANTED = TreeShape(31, 6, 8, 8)
+
+
+class Decoder:
+    """A request that expects so many tokens of a tree of one node, and less of each further one."""
+
+    def __init__(self, gains: dict[tuple[int, int], float] | None) -> None:
+        self.gains = gains
+        self.session = SimpleNamespace(length=100)
+        self.wanted: TreeShape | None = WANTED
+        self.plans = 0
+
+    def plan_round(self, load: BatchLoad) -> TreeShape | None:
+        self.plans += 1
+        return self.wanted
+
+    def round_gain(self, shape: TreeShape) -> float | None:
+        if self.gains is None:
+            return None
+        return self.gains.get((shape.nodes, shape.depth), 0.1)
+
+
+def requests_of(decoder: Decoder, count: int = 4, *, priced: bool = True) -> list[Any]:
+    return [SimpleNamespace(running=decoder, priced=priced) for _ in range(count)]
+
+
+class Seconds:
+    """A launcher whose rounds take as long as they have rows."""
+
+    def __init__(self, fixed: float, row: float) -> None:
+        self.fixed, self.row = fixed, row
+
+    def seconds(self, shape: TreeShape, requests: int, longest: int) -> float | None:
+        return self.fixed + self.row * requests * (1 + shape.nodes)
+
+
+GAINS = {(1, 1): 0.6, (3, 2): 1.2, (7, 4): 1.9, (15, 6): 2.3}
+
+
+@pytest.mark.parametrize(
+    ("row", "shape"), [(0.0, (15, 6)), (0.01, (7, 4)), (0.04, (3, 2)), (0.5, (1, 1))]
+)
+def test_dearer_rows_make_smaller_trees(row: float, shape: tuple[int, int]) -> None:
+    launcher: Any = Seconds(1.0, row)
+    found = RoundPlanner(512, lambda: 1.0).shape(requests_of(Decoder(GAINS)), launcher)
+    assert found is not None
+    assert (found.nodes, found.depth) == shape
+
+
+def test_what_the_host_needs_anyway_is_free() -> None:
+    launcher: Any = Seconds(1.0, 0.04)
+    decoder: Any = Decoder(GAINS)
+    planner = RoundPlanner(512, lambda: 1.0)
+    planner.observe(decoder, TreeShape(3, 2, 2, 2), 4, 4, host=4.0)
+    found = planner.shape(requests_of(decoder), launcher)
+    assert found is not None
+    assert found.nodes == 15
+
+
+def test_fewer_accepted_tokens_than_expected_make_smaller_trees() -> None:
+    launcher: Any = Seconds(1.0, 0.01)
+    decoder: Any = Decoder(GAINS)
+    planner = RoundPlanner(512, lambda: 1.0)
+    for _ in range(200):
+        planner.observe(decoder, TreeShape(7, 4, 4, 8), 4, 1, host=None)
+    found = planner.shape(requests_of(decoder), launcher)
+    assert found is not None
+    assert found.nodes < 7
+
+
+def test_a_plan_holds_for_some_rounds_of_the_same_load() -> None:
+    launcher: Any = Seconds(1.0, 0.01)
+    decoder = Decoder(GAINS)
+    planner = RoundPlanner(512, lambda: 1.0)
+    for _ in range(PLANNED):
+        planner.shape(requests_of(decoder), launcher)
+    assert decoder.plans == 1
+    planner.shape(requests_of(decoder, 9), launcher)
+    assert decoder.plans == 2
+
+
+def test_now_and_then_trees_are_a_level_deeper() -> None:
+    launcher: Any = Seconds(1.0, 0.01)
+    planner = RoundPlanner(512, lambda: 1.0)
+    depths = set()
+    for _ in range(DEEPER * PLANNED):
+        found = planner.shape(requests_of(Decoder(GAINS)), launcher)
+        assert found is not None
+        depths.add((found.nodes, found.depth))
+    assert depths == {(7, 4), (7, 6)}
+
+
+def test_trees_fit_the_rows_of_a_pass() -> None:
+    launcher: Any = Seconds(1.0, 0.0)
+    found = RoundPlanner(32, lambda: 1.0).shape(requests_of(Decoder(GAINS)), launcher)
+    assert found is not None
+    assert found.nodes == 7
+
+
+def test_before_gains_are_known_a_plan_holds_for_one_round() -> None:
+    decoder = Decoder(None)
+    planner = RoundPlanner(512, lambda: 1.0)
+    launcher: Any = Seconds(1.0, 0.0)
+    for _ in range(3):
+        found = planner.shape(requests_of(decoder), launcher)
+        assert found is not None
+        assert found.nodes == 15  # of few rows
+    assert decoder.plans == 3
+
+
+def test_without_a_budget_there_is_no_shape() -> None:
+    decoder = Decoder(GAINS)
+    decoder.wanted = None
+    launcher: Any = Seconds(1.0, 0.0)
+    assert RoundPlanner(512, lambda: 1.0).shape(requests_of(decoder), launcher) is None
+
+
+def test_a_fixed_recipe_has_the_shape_that_it_asks_for() -> None:
+    launcher: Any = Seconds(1.0, 1.0)
+    found = RoundPlanner(512, lambda: 1.0).shape(
+        requests_of(Decoder(GAINS), priced=False), launcher
+    )
+    assert found is WANTED
