@@ -97,7 +97,8 @@ def tiles_for(
         units = units_of(longest + ahead, lead)
         if programs * units + min(paths, WAVE // 2) <= WAVE:
             return AttentionTiles(each, units, lead, trees, warps, stages)
-    return AttentionTiles(each, 2 if trees else 1, 0, trees, warps, stages)
+    # blocks alone fill the device; the paths of many rows would take one program too long
+    return AttentionTiles(each, 2 if trees and large else 1, 0, trees, warps, stages)
 
 
 def shape_of_one(

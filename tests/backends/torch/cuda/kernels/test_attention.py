@@ -16,11 +16,7 @@ require()
 import triton
 import triton.language as tl
 
-from sapwood.backends.torch.cuda.kernels.attention import (
-    attend,
-    group_at,
-    start_of,
-)
+from sapwood.backends.torch.cuda.kernels.attention import attend
 from sapwood.backends.torch.cuda.kernels.attention_tiles import (
     GROUPS,
     AttentionTiles,
@@ -28,6 +24,7 @@ from sapwood.backends.torch.cuda.kernels.attention_tiles import (
     group_of,
     units_of,
 )
+from sapwood.backends.torch.cuda.kernels.key_groups import group_at, start_of
 from sapwood.backends.torch.cuda.kernels.open_paths import open_paths
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest output

@@ -23,47 +23,16 @@ import triton.language as tl
 from torch import Tensor
 
 from sapwood.backends.torch.cuda.kernels.activations import soft_cap
-from sapwood.backends.torch.cuda.kernels.attention_tiles import CHUNK, FINE, GROUPS, HeadSizes
+from sapwood.backends.torch.cuda.kernels.attention_tiles import CHUNK, HeadSizes
 from sapwood.backends.torch.cuda.kernels.attention_tiles import AttentionTiles as AttentionTiles
 from sapwood.backends.torch.cuda.kernels.device_limits import is_hopper
+from sapwood.backends.torch.cuda.kernels.key_groups import STEP, group_at, start_of
 from sapwood.backends.torch.cuda.kernels.launch import WIDEN, launch_next_kernel, options, wait
 from sapwood.backends.torch.cuda.kernels.linear import workspace
 
-STEP = tl.constexpr(CHUNK)
-FINE_END = tl.constexpr(FINE)
-COARSE = tl.constexpr(GROUPS[1][1])
-COARSE_END = tl.constexpr(GROUPS[2][0])
-LARGE = tl.constexpr(GROUPS[2][1])
-LARGE_END = tl.constexpr(GROUPS[3][0])
-HUGE = tl.constexpr(GROUPS[3][1])
-# index of the first group of each size
-COARSE_AT = tl.constexpr(FINE // CHUNK)
-LARGE_AT = tl.constexpr(COARSE_AT.value + (COARSE_END.value - FINE) // COARSE.value)
-HUGE_AT = tl.constexpr(LARGE_AT.value + (LARGE_END.value - COARSE_END.value) // LARGE.value)
 NEVER = tl.constexpr(1 << 30)
 # numbers of a tile, up to which registers hold several; others' products leave fewer of them
 ROOM = tl.constexpr(64 * 64 if is_hopper() else 16 * 32)
-
-
-@triton.jit
-def group_at(position):
-    """Index of the group that holds a position."""
-    fine = position // STEP
-    coarse = COARSE_AT + (position - FINE_END) // COARSE
-    large = LARGE_AT + (position - COARSE_END) // LARGE
-    huge = HUGE_AT + (position - LARGE_END) // HUGE
-    upper = tl.where(position < LARGE_END, large, huge)
-    return tl.where(position < FINE_END, fine, tl.where(position < COARSE_END, coarse, upper))
-
-
-@triton.jit
-def start_of(group):
-    """First position of a group."""
-    coarse = FINE_END + (group - COARSE_AT) * COARSE
-    large = COARSE_END + (group - LARGE_AT) * LARGE
-    huge = LARGE_END + (group - HUGE_AT) * HUGE
-    upper = tl.where(group < HUGE_AT, large, huge)
-    return tl.where(group < COARSE_AT, group * STEP, tl.where(group < LARGE_AT, coarse, upper))
 
 
 @triton.jit
@@ -122,6 +91,30 @@ def added(peak, total, found, top, sums, read):
 
 
 @triton.jit
+def next_chunk(
+    begins, peak, total, found, group_peak, group_total, group_found, top, sums, read
+):  # fmt: skip
+    """Sums with one more chunk; if it begins a group, the one before is complete.
+
+    Selected rather than branched to, so that the loads of the next chunks go on meanwhile.
+    """
+    whole_peak, whole_total, whole_found = added(
+        peak, total, found, group_peak, group_total, group_found
+    )
+    longer_peak, longer_total, longer_found = added(
+        group_peak, group_total, group_found, top, sums, read
+    )
+    return (
+        tl.where(begins, whole_peak, peak),
+        tl.where(begins, whole_total, total),
+        tl.where(begins, whole_found, found),
+        tl.where(begins, top, longer_peak),
+        tl.where(begins, sums, longer_total),
+        tl.where(begins, read, longer_found),
+    )
+
+
+@triton.jit
 def unit_range(unit, stop, lead: tl.constexpr, single: tl.constexpr):
     """Positions below `stop` that a unit walks."""
     if single:
@@ -164,6 +157,20 @@ def load_part(parts, part, line, lines, live, dims, there, width, count: tl.cons
 
 
 @triton.jit
+def seen_range(
+    unit, stop, length, window, lead: tl.constexpr, single: tl.constexpr, windowed: tl.constexpr
+):  # fmt: skip
+    """Positions that a unit walks, from the first that any row sees; and their end, at most."""
+    start, end = unit_range(unit, stop, lead, single)
+    edge = end
+    if lead != 0:  # without the positions, which are not there yet
+        _, edge = unit_range(unit, NEVER, lead, single)
+    if windowed:  # no row sees what lies before
+        start = tl.maximum(start, tl.maximum(length - window + 1, 0) // STEP * STEP)
+    return start, end, edge
+
+
+@triton.jit
 def walk_unit(
     q, k, v, keys, values, position, there, start, end, length, chain, scale, window, pace,
     lead: tl.constexpr, windowed: tl.constexpr, cap: tl.constexpr, early: tl.constexpr,
@@ -197,15 +204,10 @@ def walk_unit(
         seen = visible(at, end, newest, position, window, windowed)
         top, sums, read = attended(q, k, v, seen, scale, cap)
         if lead == 0:  # several groups, each summed by itself
-            if slot == start_of(group_at(slot)):
-                peak, total, found = added(peak, total, found, group_peak, group_total, group_found)
-                group_peak = top
-                group_total = sums
-                group_found = read
-            else:
-                group_peak, group_total, group_found = added(
-                    group_peak, group_total, group_found, top, sums, read
-                )
+            peak, total, found, group_peak, group_total, group_found = next_chunk(
+                slot == start_of(group_at(slot)), peak, total, found, group_peak, group_total,
+                group_found, top, sums, read,
+            )  # fmt: skip
         else:
             group_peak, group_total, group_found = added(
                 group_peak, group_total, group_found, top, sums, read
@@ -286,15 +288,10 @@ def walk_paths(
             top = tl.where(own, tip, top)
             sums = tl.where(own, part, sums)
             read = tl.where(own[:, None], gain, read)
-        if place == start_of(group_at(place)):  # the group before is complete
-            peak, total, found = added(peak, total, found, group_peak, group_total, group_found)
-            group_peak = top
-            group_total = sums
-            group_found = read
-        else:
-            group_peak, group_total, group_found = added(
-                group_peak, group_total, group_found, top, sums, read
-            )
+        peak, total, found, group_peak, group_total, group_found = next_chunk(
+            place == start_of(group_at(place)), peak, total, found, group_peak, group_total,
+            group_found, top, sums, read,
+        )  # fmt: skip
     return added(peak, total, found, group_peak, group_total, group_found)
 
 
@@ -367,12 +364,11 @@ def _attend(
     head = tl.program_id(1)
     unit = tl.program_id(2)
     base, length, first, held, chain = block_fields(blocks + block, tl.num_programs(0))
-    index = tl.arange(0, tile_r * tile_g)
     dims = tl.arange(0, tile_d)
-    row = first + index // tile_g
-    member = index % tile_g
-    live = (index // tile_g < held) & (member < group)
     there = dims < width
+    row = first + tl.arange(0, tile_r * tile_g) // tile_g
+    member = tl.arange(0, tile_r * tile_g) % tile_g
+    live = (row - first < held) & (member < group)
     pace: tl.constexpr = kv_heads * width
     alone: tl.constexpr = trees and units == 1 and lead == 0  # one program also walks the paths
     programs: tl.constexpr = units + (tile_r if trees and not alone else 0)
@@ -384,12 +380,7 @@ def _attend(
     newest = tl.load(positions + first + tl.maximum(held, 1) - 1).to(tl.int32)
     closed = length // STEP * STEP
     stop = tl.where(held > 0, tl.where(chain != 0, newest + 1, closed), 0)
-    start, end = unit_range(unit, stop, lead, programs == 1)
-    edge = end
-    if lead != 0:  # without the positions, which are not there yet
-        _, edge = unit_range(unit, NEVER, lead, programs == 1)
-    if windowed:  # no row sees what lies before
-        start = tl.maximum(start, tl.maximum(length - window + 1, 0) // STEP * STEP)
+    start, end, edge = seen_range(unit, stop, length, window, lead, programs == 1, windowed)
     mine = first + tl.maximum(unit - units, 0)
     walks = (unit >= units) & (chain == 0) & (unit - units < held)  # the path of one row
     if trees and not alone:
@@ -405,7 +396,7 @@ def _attend(
     wait()
     if unit < units:
         q = loaded_queries(queries, line, live, dims, there, width)
-        peak, total, found, group_peak, group_total, group_found = walk_unit(
+        peak, total, found, top, sums, read = walk_unit(
             q, k, v, keys, values, position, there, start, end, length, chain, scale, window, pace,
             lead, windowed, cap, early,
         )  # fmt: skip
@@ -413,13 +404,11 @@ def _attend(
         if alone:
             peak, total, found = walk_paths(
                 q, keys, values, paths, positions, there, row, live, position, first,
-                tl.where(chain != 0, 0, held), length, peak, total, found, group_peak, group_total,
-                group_found, scale, window, pace, opens, windowed, cap,
+                tl.where(chain != 0, 0, held), length, peak, total, found, top, sums, read,
+                scale, window, pace, opens, windowed, cap,
             )  # fmt: skip
-        elif lead == 0:
-            peak, total, found = added(peak, total, found, group_peak, group_total, group_found)
         else:
-            peak, total, found = group_peak, group_total, group_found
+            peak, total, found = added(peak, total, found, top, sums, read)
         if programs == 1:
             store_rows(out, line, live, dims, there, width, total, found)
         else:

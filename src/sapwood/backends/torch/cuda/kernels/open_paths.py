@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sapwood.backends.torch.cuda.kernels.attention import STEP, block_fields
+from sapwood.backends.torch.cuda.kernels.attention import block_fields
 from sapwood.backends.torch.cuda.kernels.attention_tiles import CHUNK, AttentionTiles
+from sapwood.backends.torch.cuda.kernels.key_groups import STEP
 from sapwood.backends.torch.cuda.kernels.launch import options, wait
 
 
