@@ -107,6 +107,31 @@ def test_trees_fit_the_rows_of_a_pass() -> None:
     assert found.nodes == 7
 
 
+def test_trees_leave_room_for_prompts_in_their_pass() -> None:
+    launcher: Any = Seconds(1.0, 0.0)
+    planner = RoundPlanner(64, lambda: 1.0)
+    requests = requests_of(Decoder(GAINS))
+    sizes = []
+    for prefill in (0, 20, 40, 60):
+        found = planner.shape(requests, launcher, prefill)
+        assert found is not None
+        sizes.append(found.nodes)
+    assert sizes == [15, 7, 3, 1]
+
+
+def test_a_size_that_brings_less_than_expected_is_left() -> None:
+    """Not the others with it: the drafter's probabilities err more in large trees."""
+    launcher: Any = Seconds(1.0, 0.0)
+    decoder: Any = Decoder(GAINS)
+    planner = RoundPlanner(512, lambda: 1.0)
+    for _ in range(60):
+        planner.observe(decoder, TreeShape(7, 4, 4, 8), 4, 8, host=None)
+        planner.observe(decoder, TreeShape(15, 6, 8, 8), 4, 4, host=None)
+    found = planner.shape(requests_of(decoder), launcher)
+    assert found is not None
+    assert found.nodes == 7
+
+
 def test_before_gains_are_known_a_plan_holds_for_one_round() -> None:
     decoder = Decoder(None)
     planner = RoundPlanner(512, lambda: 1.0)

@@ -24,7 +24,9 @@ PLANNED = 8  # rounds between two plans
 DEEPER = 8  # plans of which one has trees a level deeper, so that their gain stays known
 FIRST_ROWS = 64  # of a pass over trees before acceptance was measured
 FIRST_NODES = 3  # least nodes of such a tree
-FOLLOW = 0.1  # rate of the running mean of the host's seconds
+# how fast the host's seconds follow a slower round, and a quicker one
+SLOW = 0.1
+QUICK = 0.5
 SHAPES = tuple(round_shapes())
 
 
@@ -38,7 +40,8 @@ class RoundPlanner:
         self._left = 0  # rounds of the shape that are left
         self._count = 0  # requests that it was planned for
         self._plans = 0
-        self._ratio = AcceptanceRatio()  # accepted tokens against those that were expected
+        # accepted tokens against those that were expected, by nodes
+        self._ratios: dict[int, AcceptanceRatio] = {}
         self._host: dict[int, float] = {}  # powers of two of requests -> seconds of a round
 
     def forget(self) -> None:
@@ -46,19 +49,19 @@ class RoundPlanner:
         self._shape = None
 
     def shape(
-        self, requests: Sequence[Request], launcher: RoundLauncher | None
+        self, requests: Sequence[Request], launcher: RoundLauncher | None, prefill: int = 0
     ) -> TreeShape | None:
-        """The shape of the next trees; None where there should be none."""
+        """The shape of the next trees, beside so many rows of prompts; None for no trees."""
         count = len(requests)
         shape = self._shape
         if (
             shape is None
             or not self._left
             or self._count.bit_length() != count.bit_length()
-            or count * (1 + shape.nodes) > self._most_rows
+            or (shape.nodes > SIZES[0] and count * (1 + shape.nodes) + prefill > self._most_rows)
         ):
             self._left = PLANNED
-            self._shape = shape = self._plan(requests, launcher)
+            self._shape = shape = self._plan(requests, launcher, prefill)
             self._count = count
         self._left -= 1
         return shape
@@ -74,13 +77,14 @@ class RoundPlanner:
         """Count a round of so many trees, and the host's seconds; None if prompts were in it."""
         gain = decoder.round_gain(shape)
         if gain is not None:
-            self._ratio.add(gain, accepted / count)
+            self._ratios.setdefault(shape.nodes, AcceptanceRatio()).add(gain, accepted / count)
         if host is not None:
             usual = self._host.setdefault(count.bit_length(), host)
-            self._host[count.bit_length()] = usual + FOLLOW * (min(host, 2 * usual) - usual)
+            rate = SLOW if host > usual else QUICK
+            self._host[count.bit_length()] = usual + rate * (min(host, 2 * usual) - usual)
 
     def _plan(
-        self, requests: Sequence[Request], launcher: RoundLauncher | None
+        self, requests: Sequence[Request], launcher: RoundLauncher | None, prefill: int
     ) -> TreeShape | None:
         """The shape that one request's policy and controller lead to, for all of the batch."""
         self._plans += 1
@@ -92,7 +96,9 @@ class RoundPlanner:
         wanted = decoder.plan_round(load)
         if wanted is None or not request.priced:
             return wanted
-        room = self._most_rows // count - 1
+        # prompts that do not fit have a pass of their own, which costs more than smaller trees
+        least = min(SIZES[0], self._most_rows // count - 1)
+        room = max((self._most_rows - prefill) // count - 1, least)
         longest = max(one.running.session.length for one in requests)
         if launcher is not None and (best := self._best(decoder, launcher, count, longest, room)):
             return best
@@ -103,6 +109,12 @@ class RoundPlanner:
         if not nodes:
             return None
         return round_shape(nodes, max(each for each in DEPTHS if each <= min(wanted.depth, nodes)))
+
+    def _ratio(self, nodes: int) -> float:
+        """Accepted tokens per expected one, of trees of the size that is nearest to this one."""
+        if not self._ratios:
+            return 1.0
+        return self._ratios[min(self._ratios, key=lambda each: abs(each - nodes))].ratio
 
     def _best(
         self, decoder: RequestDecoder, launcher: RoundLauncher, count: int, longest: int, room: int
@@ -117,7 +129,7 @@ class RoundPlanner:
             seconds = launcher.seconds(shape, count, longest)
             if gain is None or seconds is None:
                 return None
-            rate = (1 + self._ratio.ratio * gain) / max(seconds, host)
+            rate = (1 + self._ratio(shape.nodes) * gain) / max(seconds, host)
             if rate > best:
                 best, found = rate, shape
         if found is not None and not self._plans % DEEPER:

@@ -125,7 +125,7 @@ class RoundsAhead:
                 self._target.score([], chunks)
             self.last = None
             return
-        shape = self._shape(going)
+        shape = self._shape(going, prefill)
         batch = RoundBatch(shape)
         for request in going:
             decoder = request.running
@@ -168,14 +168,14 @@ class RoundsAhead:
             raise NoRound
         return launcher
 
-    def _shape(self, requests: Sequence[Request]) -> TreeShape:
+    def _shape(self, requests: Sequence[Request], prefill: int) -> TreeShape:
         """The shape of the next trees."""
         engine = requests[0].engine
         if engine is not self._engine:
             self._engine = engine
             self._last_launcher = None
             self._planner.forget()
-        shape = self._planner.shape(requests, self._last_launcher)
+        shape = self._planner.shape(requests, self._last_launcher, prefill)
         if shape is None:
             raise NoRound
         return shape

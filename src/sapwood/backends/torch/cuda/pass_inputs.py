@@ -34,6 +34,7 @@ MAX_ROWS = LADDER[-1]
 COUNTS = (1, 2, 4, 8, 16)  # ancestor words of a row
 RING = 4  # host buffers whose transfers may be under way at once
 WAVE = 528  # programs that keep a large GPU busy: four for each multiprocessor
+SOME = 24  # programs of blocks from which on two units for each are enough for short texts
 WIDE = 128  # head width from which on attention takes one chunk of keys at a time
 SHORT = 512  # lengths up to here share a shape
 
@@ -93,6 +94,9 @@ def tiles_for(
     paths = heads.keys * rows if trees else 0  # programs that walk the paths of single rows
     warps = 8 if large or wide else 4  # fewer would hold more numbers than there are registers
     stages = 1 if wide else 3
+    # measured on an H200 at 300 tokens: with more units, adding up their parts takes longer
+    if trees and longest <= SHORT and programs >= SOME and programs + paths <= WAVE // 2:
+        return AttentionTiles(each, 2, 0, trees, warps, stages)
     for lead in LEADS:
         units = units_of(longest + ahead, lead)
         if programs * units + min(paths, WAVE // 2) <= WAVE:
