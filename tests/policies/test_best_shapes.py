@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from sapwood.backends.toy import ToyBackend
+from sapwood.controllers.fixed import Fixed
 from sapwood.core.protocols import EngineContext
 from sapwood.core.tree import CAPACITY
 from sapwood.core.types import Budget, GrowthRule, TreeShape
 from sapwood.engine.cost_model import flat
 from sapwood.engine.loop import no_loader
+from sapwood.estimators.raw import Raw
+from sapwood.policies.beam import Beam
 from sapwood.policies.best import Best
 from sapwood.policies.whole_tree_stats import BEAM, STEPS
 
@@ -59,3 +62,13 @@ def test_where_seconds_have_a_price_a_level_must_pay_for_its_own() -> None:
     policy.steps.seconds, policy.steps.chance = 0.25, 0.5
     rule = growth_rule(policy, Budget(4, 4, 2, price=np.linspace(0.0, 0.4, 5), rate=2.0))
     assert (rule.level, rule.chance, rule.least) == (0.5, 0.5, 0.0)
+
+
+def test_a_fixed_beam_has_one_shape_to_prepare() -> None:
+    [shape] = Beam(beam=3, estimator=Raw()).tree_shapes(Budget(7, 4, 5))
+    assert (shape.nodes, shape.depth, shape.beam, shape.width) == (7, 4, 3, 5)
+
+
+def test_the_largest_fixed_budget_is_the_only_one() -> None:
+    assert Fixed(7, 4, 5).largest == Budget(7, 4, 5)
+    assert Fixed(0).largest is None

@@ -22,6 +22,11 @@ class Fixed(Part):
         """All rounds, if no tree can have a node."""
         return 0 if min(self.nodes, self.depth, self.width) else ALWAYS
 
+    @property
+    def largest(self) -> Budget | None:
+        """The options themselves, unless they allow no tree."""
+        return None if self.resting else self.budget()
+
     def budget(self) -> Budget:
         """The options themselves."""
         return Budget(self.nodes, self.depth, self.width)

@@ -48,8 +48,7 @@ def capture_batches(
     for number, (rows, shape) in enumerate(passes, 1):
         if number % 10 == 1:
             progress(f"capturing pass {number} of {len(passes)}")
-        for _ in range(TIMES):
-            network.run_shape(rows, shape, watched)
+        network.run_shape(rows, shape, watched, at_once=True)
 
 
 def root_passes(network: CudaNetwork, requests: int) -> Iterator[tuple[Rows, PassShape]]:

@@ -30,7 +30,8 @@ def record(step: Callable[[], object], pool: Any) -> Any:
     """Capture a step as a graph.
 
     Not by `torch.cuda.graph`, which first runs the garbage collector: with transformers loaded that
-    takes several times as long as the capture, in the middle of a text.
+    takes several times as long as the capture, in the middle of a text. The mode is the one that
+    lets kernels be loaded meanwhile.
     """
     cuda: Any = torch.cuda  # parts of it have no types
     side = cuda.Stream()
@@ -40,7 +41,7 @@ def record(step: Callable[[], object], pool: Any) -> Any:
     gc.disable()  # nothing may be freed while a stream is captured
     try:
         with cuda.stream(side):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="relaxed")
             try:
                 step()
             finally:

@@ -162,13 +162,23 @@ class CudaNetwork:
         self.run_shape(rows, shape, watched)
         return self.buffers.mixed_result(len(rows.tokens), trees, watched)
 
-    def run_shape(self, rows: WritableRows, shape: PassShape, watched: Collection[int]) -> None:
-        """Run one pass of this shape; its results are in the buffers."""
+    def run_shape(
+        self,
+        rows: WritableRows,
+        shape: PassShape,
+        watched: Collection[int],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Run one pass of this shape; its results are in the buffers.
+
+        `at_once` captures it in its first run, which compiles and loads its kernels meanwhile.
+        """
         self.buffers = self.buffer_sets[0]
         self.ready(shape, watched)
         self.pool.run_moves()
         self.inputs.send(rows, shape)
-        self._launch_step(shape)
+        self._launch_step(shape, known=at_once)
 
     def run_device_tree(
         self,
@@ -301,8 +311,8 @@ class CudaNetwork:
         step = self._passes.get((shape, 0, 0))
         return self.device.type != "cuda" or (step is not None and step.steady)
 
-    def _launch_step(self, shape: PassShape) -> None:
-        self.launch((shape, 0, 0), lambda: self.step(shape))
+    def _launch_step(self, shape: PassShape, *, known: bool = False) -> None:
+        self.launch((shape, 0, 0), lambda: self.step(shape), known=known)
 
     def launch(
         self, name: tuple[PassShape, int, int], body: Callable[[], None], *, known: bool = False
