@@ -230,7 +230,7 @@ def shared_rounds() -> tuple[list[str], list[str]]:
         drafter: Any = stage.requests[0].running.drafter
         launcher = drafter.builder.rounds  # captures its rounds, as a server does when it starts
         shape = launcher.launched[-1].shape
-        launcher.rounds.capture(shape, 2, pass_inputs.SHORT, target.watched)
+        launcher.captured.capture(shape, 2, pass_inputs.SHORT, target.watched)
         stage.run(ROUNDS_BEFORE)
         for one, rounds in ((trace, PLANNED - len(launcher.launched)), (planned, 1)):
             assert rounds > 0

@@ -61,7 +61,7 @@ def test_what_the_host_needs_anyway_is_free() -> None:
     launcher: Any = Seconds(1.0, 0.04)
     decoder: Any = Decoder(GAINS)
     planner = RoundPlanner(512, lambda: 1.0)
-    planner.observe(decoder, TreeShape(3, 2, 2, 2), 4, 4, host=4.0)
+    planner.observe(TreeShape(3, 2, 2, 2), 4, 4, 4.0, 0)
     found = planner.shape(requests_of(decoder), launcher)
     assert found is not None
     assert found.nodes == 15
@@ -72,7 +72,9 @@ def test_fewer_accepted_tokens_than_expected_make_smaller_trees() -> None:
     decoder: Any = Decoder(GAINS)
     planner = RoundPlanner(512, lambda: 1.0)
     for _ in range(200):
-        planner.observe(decoder, TreeShape(7, 4, 4, 8), 4, 1, host=None)
+        planned = planner.shape(requests_of(decoder), launcher)
+        assert planned is not None
+        planner.observe(planned, 4, 1, 0.0, 0)
     found = planner.shape(requests_of(decoder), launcher)
     assert found is not None
     assert found.nodes < 7
@@ -119,16 +121,31 @@ def test_trees_leave_room_for_prompts_in_their_pass() -> None:
     assert sizes == [15, 7, 3, 1]
 
 
+def test_prompts_that_take_the_device_anyway_make_larger_trees_pay() -> None:
+    launcher: Any = Seconds(1.0, 0.04)
+    planner = RoundPlanner(512, lambda: 1.0)
+    requests = requests_of(Decoder(GAINS))
+    for _ in range(50):
+        planner.observe(TreeShape(3, 2, 2, 2), 4, 4, 0.0, 100)
+    found = planner.shape(requests, launcher)
+    assert found is not None
+    assert found.nodes > 3
+
+
 def test_a_size_that_brings_less_than_expected_is_left() -> None:
     """Not the others with it: the drafter's probabilities err more in large trees."""
     launcher: Any = Seconds(1.0, 0.0)
     decoder: Any = Decoder(GAINS)
     planner = RoundPlanner(512, lambda: 1.0)
-    for _ in range(60):
-        planner.observe(decoder, TreeShape(7, 4, 4, 8), 4, 8, host=None)
-        planner.observe(decoder, TreeShape(15, 6, 8, 8), 4, 4, host=None)
+    sizes = set()
+    for _ in range(40 * PLANNED):
+        planned = planner.shape(requests_of(decoder), launcher)
+        assert planned is not None
+        sizes.add(planned.nodes)
+        planner.observe(planned, 4, 4 if planned.nodes == 15 else 8, 0.0, 0)
     found = planner.shape(requests_of(decoder), launcher)
     assert found is not None
+    assert sizes == {7, 15}
     assert found.nodes == 7
 
 

@@ -24,10 +24,10 @@ PLANNED = 8  # rounds between two plans
 DEEPER = 8  # plans of which one has trees a level deeper, so that their gain stays known
 FIRST_ROWS = 64  # of a pass over trees before acceptance was measured
 FIRST_NODES = 3  # least nodes of such a tree
-# how fast the host's seconds follow a slower round, and a quicker one
-SLOW = 0.1
-QUICK = 0.5
+FOLLOW = 0.1  # rate of running means of rounds
+MISHAP = 2.0  # a round counts at most as this multiple of the mean
 SHAPES = tuple(round_shapes())
+FEW, MORE = round_shape(3, 1), round_shape(7, 1)  # what their rows cost is what a row costs
 
 
 class RoundPlanner:
@@ -42,7 +42,9 @@ class RoundPlanner:
         self._plans = 0
         # accepted tokens against those that were expected, by nodes
         self._ratios: dict[int, AcceptanceRatio] = {}
-        self._host: dict[int, float] = {}  # powers of two of requests -> seconds of a round
+        self._gains: dict[tuple[int, int], float] = {}  # expected of planned shapes
+        # powers of two of requests -> mean seconds of the host in a round, and rows of prompts
+        self._loads: dict[int, tuple[float, float]] = {}
 
     def forget(self) -> None:
         """Plan anew: other requests follow."""
@@ -67,21 +69,15 @@ class RoundPlanner:
         return shape
 
     def observe(
-        self,
-        decoder: RequestDecoder,
-        shape: TreeShape,
-        count: int,
-        accepted: int,
-        host: float | None,
+        self, shape: TreeShape, count: int, accepted: int, host: float, prefill: int
     ) -> None:
-        """Count a round of so many trees, and the host's seconds; None if prompts were in it."""
-        gain = decoder.round_gain(shape)
+        """Count a round of so many trees, the host's seconds for it, and its rows of prompts."""
+        gain = self._gains.get((shape.nodes, shape.depth))
         if gain is not None:
             self._ratios.setdefault(shape.nodes, AcceptanceRatio()).add(gain, accepted / count)
-        if host is not None:
-            usual = self._host.setdefault(count.bit_length(), host)
-            rate = SLOW if host > usual else QUICK
-            self._host[count.bit_length()] = usual + rate * (min(host, 2 * usual) - usual)
+        seconds, rows = self._loads.get(count.bit_length(), (host, float(prefill)))
+        seconds += FOLLOW * (min(host, MISHAP * seconds) - seconds)
+        self._loads[count.bit_length()] = seconds, rows + FOLLOW * (prefill - rows)
 
     def _plan(
         self, requests: Sequence[Request], launcher: RoundLauncher | None, prefill: int
@@ -99,10 +95,13 @@ class RoundPlanner:
         # prompts that do not fit have a pass of their own, which costs more than smaller trees
         least = min(SIZES[0], self._most_rows // count - 1)
         room = max((self._most_rows - prefill) // count - 1, least)
-        longest = max(one.running.session.length for one in requests)
-        if launcher is not None and (best := self._best(decoder, launcher, count, longest, room)):
+        if launcher is not None and (best := self._best(requests, decoder, launcher, room)):
+            gain = decoder.round_gain(best)
+            if gain is not None:
+                self._gains[best.nodes, best.depth] = gain
             return best
-        self._left = 1  # until gains are known
+        if decoder.round_gain(FEW) is None:
+            self._left = 1  # until gains are known
         if math.isinf(wanted.hope):  # nothing was learned yet
             room = min(room, max(FIRST_ROWS // count - 1, FIRST_NODES))
         nodes = max((size for size in SIZES if size <= min(wanted.nodes, room)), default=0)
@@ -111,16 +110,27 @@ class RoundPlanner:
         return round_shape(nodes, max(each for each in DEPTHS if each <= min(wanted.depth, nodes)))
 
     def _ratio(self, nodes: int) -> float:
-        """Accepted tokens per expected one, of trees of the size that is nearest to this one."""
-        if not self._ratios:
-            return 1.0
-        return self._ratios[min(self._ratios, key=lambda each: abs(each - nodes))].ratio
+        """Accepted tokens per expected one, of trees of this size, or else of the next smaller."""
+        known = max((size for size in self._ratios if size <= nodes), default=None)
+        return 1.0 if known is None else self._ratios[known].ratio
 
     def _best(
-        self, decoder: RequestDecoder, launcher: RoundLauncher, count: int, longest: int, room: int
+        self,
+        requests: Sequence[Request],
+        decoder: RequestDecoder,
+        launcher: RoundLauncher,
+        room: int,
     ) -> TreeShape | None:
         """The shape of most tokens per second; None where gains or seconds are unknown."""
-        host = self._host.get(count.bit_length(), 0.0)
+        count = len(requests)
+        longest = max(one.running.session.length for one in requests)
+        host, prompts = self._loads.get(count.bit_length(), (0.0, 0.0))
+        few, more = (launcher.seconds(shape, count, longest) for shape in (FEW, MORE))
+        row = (
+            0.0
+            if few is None or more is None
+            else (more - few) / (count * (MORE.nodes - FEW.nodes))
+        )
         best, found = 0.0, None
         for shape in SHAPES:
             if shape.nodes > room:
@@ -129,7 +139,8 @@ class RoundPlanner:
             seconds = launcher.seconds(shape, count, longest)
             if gain is None or seconds is None:
                 return None
-            rate = (1 + self._ratio(shape.nodes) * gain) / max(seconds, host)
+            tokens = 1 + self._ratio(shape.nodes) * gain
+            rate = tokens / max(seconds + prompts * max(row, 0.0), host)
             if rate > best:
                 best, found = rate, shape
         if found is not None and not self._plans % DEEPER:

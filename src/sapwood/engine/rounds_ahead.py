@@ -194,8 +194,8 @@ class RoundsAhead:
         context = sum(result.context for result in results) // max(count, 1)
         if count:
             accepted = sum(result.verdict.accepted for result in results)
-            host = None if batch.prefill else max(seconds - (now - start), 0.0)
-            self._planner.observe(batch.decoders[0], batch.shape, count, accepted, host)
+            host = max(seconds - (now - start), 0.0)
+            self._planner.observe(batch.shape, count, accepted, host, batch.prefill)
         draft = min(batch.launched.draft_seconds, seconds)
         shared = SharedPass(count, rows, batch.prefill, context, seconds - draft)
         times = StageTimes(draft / max(count, 1), seconds - draft)

@@ -114,8 +114,18 @@ def test_tiles_are_those_that_the_kernel_can_run(heads: HeadSizes, trees: bool) 
         if tiles.lead:
             assert tiles.lead in LEADS
             assert tiles.units == units_of(longest + rows, tiles.lead)
-        else:  # all closed groups, and the open one
-            assert tiles.units == (2 if trees else 1)
+        else:  # all closed groups, and the open one; or a single program
+            assert tiles.units in ((1, 2) if trees else (1,))
+
+
+def test_blocks_of_trees_that_fill_the_device_have_one_program_each() -> None:
+    heads = HeadSizes(9, 3, 64)
+    many = tiles_for(MAX_ROWS, 64, SHORT, heads, trees=True)
+    assert (many.units, many.lead, many.with_paths) == (1, 0, False)
+    few = tiles_for(64, 8, SHORT, heads, trees=True)
+    assert (few.units, few.lead, few.with_paths) == (2, 0, True)
+    large = tiles_for(MAX_ROWS, 1, 1 << 16, heads, trees=True)
+    assert large.units > 1 or large.lead
 
 
 @pytest.mark.parametrize("heads", SIZES, ids=str)

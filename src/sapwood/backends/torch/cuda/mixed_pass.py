@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sapwood.backends.torch.cuda.kernels.attention_tiles import AttentionTiles, HeadSizes
+from sapwood.backends.torch.cuda.kernels.attention_tiles import HeadSizes
 from sapwood.backends.torch.cuda.pass_inputs import (
     COUNTS,
     LADDER,
@@ -20,6 +20,7 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 from sapwood.core.array_types import IntArray
 
 LEAST = 16  # rows of the smallest pass with a chunk of a prompt
+MANY_ROOTS = 4  # roots are many where they are at least one row in so many
 SPARE = 8  # blocks besides those of the rows: prompts end inside a block
 
 
@@ -80,8 +81,9 @@ def mixed_shape(
 ) -> PassShape:
     """The shape of a pass over rows of trees and prompts; `pieces` are the rows of each session."""
     count = step_up(rows, LADDER)
-    tiles = mixed_tiles(count, heads, branches)
     asked = min(step_up(trees, LADDER), count) if trees else 0
+    small = MANY_ROOTS * asked >= count
+    tiles = tiles_for(count, MAX_ROWS, 0, heads, branches, small=small)  # for texts of all lengths
     blocks = sum(-(-piece // tiles.rows) for piece in pieces)
     blocks = max(blocks, min(asked + count // tiles.rows + SPARE, MAX_ROWS))
     return PassShape(
@@ -92,11 +94,6 @@ def mixed_shape(
         tiles,
         trees=asked or None,
     )
-
-
-def mixed_tiles(rows: int, heads: HeadSizes, trees: bool) -> AttentionTiles:
-    """Attention tiles of passes that mix trees and prompts: the same for texts of all lengths."""
-    return tiles_for(rows, MAX_ROWS, 0, heads, trees)
 
 
 def mixed_counts(requests: int) -> Iterator[tuple[int, int]]:

@@ -75,9 +75,18 @@ def step_up(count: int, ladder: Sequence[int]) -> int:
 
 
 def tiles_for(
-    rows: int, sessions: int, longest: int, heads: HeadSizes, trees: bool, ahead: int = 0
+    rows: int,
+    sessions: int,
+    longest: int,
+    heads: HeadSizes,
+    trees: bool,
+    ahead: int = 0,
+    *,
+    small: bool = False,
 ) -> AttentionTiles:
     """Attention tiles for this many rows; texts have at most `longest` tokens, and `ahead` rows.
+
+    `small` blocks suit rows of which many are the only ones of their text.
 
     Large blocks read the keys of a long text less often. Each row of a tree has a program for its
     own path, of as many warps as a block has: those of large blocks fill the device with little
@@ -85,10 +94,11 @@ def tiles_for(
     """
     group = power_of_two(heads.queries // heads.keys)
     large = (rows > 128 and not trees) or (rows >= 16 * sessions and longest > 2048)
+    large = large and not small
     # of queries in a block; smaller devices have too few registers for 64 of wide heads
     wide = heads.width > WIDE  # keys and values of one chunk fill half of a small shared memory
-    small = heads.width > 64 and shared_limit() < LARGEST
-    lines = 16 if wide or not large else 32 if small else 64
+    narrow = heads.width > 64 and shared_limit() < LARGEST
+    lines = 16 if wide or not large else 32 if narrow else 64
     each = max(1, lines // group)
     programs = heads.keys * max(sessions, -(-rows // each))
     paths = heads.keys * rows if trees else 0  # programs that walk the paths of single rows
@@ -97,7 +107,8 @@ def tiles_for(
     # measured on an H200 at 300 tokens: with more units, adding up their parts takes longer
     if trees and longest <= SHORT and programs >= SOME and programs + paths <= WAVE // 2:
         return AttentionTiles(each, 2, 0, trees, warps, stages)
-    for lead in LEADS:
+    alone = trees and not large and paths > WAVE  # a program for each path would take turns
+    for lead in () if alone else LEADS:
         units = units_of(longest + ahead, lead)
         if programs * units + min(paths, WAVE // 2) <= WAVE:
             return AttentionTiles(each, units, lead, trees, warps, stages)
