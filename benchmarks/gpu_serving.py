@@ -128,10 +128,9 @@ def measure(
                 same[name] += [
                     alone[number] == one.tokens for number, one in answers if number in alone
                 ]
-        rows += [
-            row(run, level, loads[run.name], same[run.name]) for run in runs if loads[run.name]
-        ]
-        for found in rows[-len(runs) :]:
+        new = [row(run, level, loads[run.name], same[run.name]) for run in runs if loads[run.name]]
+        rows += new
+        for found in new:
             record.say(line(found))
         record.keep("rows", rows)
         if options.profile and level == options.levels[-1]:

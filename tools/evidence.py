@@ -5,7 +5,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -394,6 +394,21 @@ def span_of(rows: Sequence[Record], key: str, bound: float) -> str:
     )
 
 
+def served_speeds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence of what each recipe made at each load, prompts included, and of its texts."""
+    levels = dict.fromkeys(row["level"] for row in rows)
+    parts = []
+    for level in levels:
+        here = [row for row in rows if row["level"] == level]
+        speeds = ", ".join(f"`{row['recipe']}` {row['tokens_per_second']:,.0f}" for row in here)
+        parts.append(f"with {level} at a time {speeds}")
+    same, compared = (sum(row[name] for row in rows) for name in ("same_text", "compared"))
+    return (
+        f"Whole runs, prompts included, made in tokens a second: {'; '.join(parts)}. "
+        f"Of {compared:,} texts {same:,} were plain decoding's of the same prompt alone."
+    )
+
+
 def rounds_section(record: Record) -> Iterator[str]:
     """Rounds that run on the device, for the page of benchmarks."""
     columns = ("round_ms", "launch_ms", "wait_ms", "draft_ms")
@@ -409,19 +424,12 @@ def rounds_section(record: Record) -> Iterator[str]:
         ]
         for row in record["rounds"]
     ]
-    served = ", ".join(
-        f"{row['tokens_per_second']:,.0f} with {row['level']} at a time"
-        for row in record["rows"]
-        if row["recipe"] == "plain"
-    )
     text = (
         "Rounds of several requests that the device runs by itself, by shape: means over all of a "
         "shape in the run, those of its warm-up too. `launch` is the host's time to launch a round,"
         " `wait` that until its verdicts are there, `draft` the device's time for the trees. The "
-        "last column is what such rounds alone would make; plain decoding, prefill included, made "
-        f"{served} in the same run. The whole run of `auto` was slower than plain decoding: shapes "
-        "were compiled in the middle of it, which rounds have avoided since, and it rested then. "
-        f"{place(record)}. File: [{GPU_ROUNDS}](../{RESULTS}/{GPU_ROUNDS})."
+        f"last column is what such rounds alone would make. {served_speeds(record['rows'])} "
+        f"{record['note']} {place(record)}. File: [{GPU_ROUNDS}](../{RESULTS}/{GPU_ROUNDS})."
     )
     heads = ["requests", "nodes", "depth", "prompt rows", "tokens / request", "round, ms"]
     shown = markdown([*heads, "launch, ms", "wait, ms", "draft, ms", "tokens / s"], rows)

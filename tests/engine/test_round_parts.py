@@ -87,7 +87,11 @@ def test_a_stage_gives_no_more_than_it_has() -> None:
 def whole(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The parts that handle whole trees, by their slot."""
     able = {"drafter", "policy"}
-    monkeypatch.setattr(prelaunch_module, "drafts_whole_trees", lambda _: "drafter" in able)
+
+    def drafts(part: object) -> bool:
+        return "drafter" in able and not isinstance(part, Ngram)
+
+    monkeypatch.setattr(prelaunch_module, "drafts_whole_trees", drafts)
     monkeypatch.setattr(prelaunch_module, "shapes_whole_trees", lambda _: "policy" in able)
     return able
 

@@ -1,5 +1,6 @@
 """The shape of the trees of a batch: most tokens per second of the device or the host."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,14 +58,29 @@ def test_dearer_rows_make_smaller_trees(row: float, shape: tuple[int, int]) -> N
     assert (found.nodes, found.depth) == shape
 
 
-def test_what_the_host_needs_anyway_is_free() -> None:
-    launcher: Any = Seconds(1.0, 0.04)
-    decoder: Any = Decoder(GAINS)
+def planned_after(row: float, seconds: Callable[[float], float], host: float) -> int:
+    """Nodes of trees after many rounds whose seconds follow from the device's, and the host's."""
+    launcher: Any = Seconds(1.0, row)
     planner = RoundPlanner(512, lambda: 1.0)
-    planner.observe(TreeShape(3, 2, 2, 2), 4, 4, 4.0, 0)
-    found = planner.shape(requests_of(decoder), launcher)
+    requests = requests_of(Decoder(GAINS))
+    for _ in range(60 * PLANNED):
+        shape = planner.shape(requests, launcher)
+        assert shape is not None
+        device = launcher.seconds(shape, 4, 0)
+        accepted = 4 * GAINS.get((shape.nodes, shape.depth), 0.1)
+        planner.observe(shape, 4, accepted, seconds(device), host)
+    found = planner.shape(requests, launcher)
     assert found is not None
-    assert found.nodes == 15
+    return found.nodes
+
+
+def test_what_the_host_needs_anyway_is_free() -> None:
+    assert planned_after(0.04, lambda device: device, host=0.0) == 3
+    assert planned_after(0.04, lambda device: max(device, 4.0), host=4.0) == 15
+
+
+def test_what_rounds_take_besides_makes_larger_trees_pay() -> None:
+    assert planned_after(0.04, lambda device: device + 3.0, host=0.0) > 3
 
 
 def test_fewer_accepted_tokens_than_expected_make_smaller_trees() -> None:
@@ -74,7 +90,7 @@ def test_fewer_accepted_tokens_than_expected_make_smaller_trees() -> None:
     for _ in range(200):
         planned = planner.shape(requests_of(decoder), launcher)
         assert planned is not None
-        planner.observe(planned, 4, 1, 0.0, 0)
+        planner.observe(planned, 4, 1, 0.0, 0.0)
     found = planner.shape(requests_of(decoder), launcher)
     assert found is not None
     assert found.nodes < 7
@@ -121,17 +137,6 @@ def test_trees_leave_room_for_prompts_in_their_pass() -> None:
     assert sizes == [15, 7, 3, 1]
 
 
-def test_prompts_that_take_the_device_anyway_make_larger_trees_pay() -> None:
-    launcher: Any = Seconds(1.0, 0.04)
-    planner = RoundPlanner(512, lambda: 1.0)
-    requests = requests_of(Decoder(GAINS))
-    for _ in range(50):
-        planner.observe(TreeShape(3, 2, 2, 2), 4, 4, 0.0, 100)
-    found = planner.shape(requests, launcher)
-    assert found is not None
-    assert found.nodes > 3
-
-
 def test_a_size_that_brings_less_than_expected_is_left() -> None:
     """Not the others with it: the drafter's probabilities err more in large trees."""
     launcher: Any = Seconds(1.0, 0.0)
@@ -142,7 +147,7 @@ def test_a_size_that_brings_less_than_expected_is_left() -> None:
         planned = planner.shape(requests_of(decoder), launcher)
         assert planned is not None
         sizes.add(planned.nodes)
-        planner.observe(planned, 4, 4 if planned.nodes == 15 else 8, 0.0, 0)
+        planner.observe(planned, 4, 4 if planned.nodes == 15 else 8, 0.0, 0.0)
     found = planner.shape(requests_of(decoder), launcher)
     assert found is not None
     assert sizes == {7, 15}

@@ -25,7 +25,7 @@ class Fixed(Part):
     @property
     def largest(self) -> Budget | None:
         """The options themselves, unless they allow no tree."""
-        return None if self.resting else self.budget()
+        return None if self.resting else Budget(self.nodes, self.depth, self.width)
 
     def budget(self) -> Budget:
         """The options themselves."""

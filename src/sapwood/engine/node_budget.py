@@ -15,6 +15,7 @@ from sapwood.core.array_types import FloatArray
 from sapwood.engine.cost_model import CostModel
 
 LINE = 1024  # most rows of a pass that a bound on its seconds may allow
+CHEAP = 4  # times the seconds of a pass over roots; so long may one with cheap prompts take
 BOUNDLESS = 1 << 20  # rows of a pass that has no such bound
 
 
@@ -50,9 +51,16 @@ def rows_within(cost: CostModel, context: int, trees: int, seconds: float | None
     return int(able[-1]) + 1 if len(able) else 0
 
 
-def prefill_rows(cost: CostModel, context: int, trees: int, least: int, most: int) -> int:
-    """Rows of prompts in a pass of so many trees: as many as at most double its seconds."""
+def prefill_rows(
+    cost: CostModel, context: int, trees: int, least: int, most: int, *, behind: bool = False
+) -> int:
+    """Rows of prompts in a pass of so many trees: as many as at most double its seconds.
+
+    `behind` takes the most, where they are cheap: requests that begin sooner share more passes.
+    """
     line = cost.line(trees + most, context)
+    if behind and line[-1] <= CHEAP * line[max(trees, 1) - 1]:
+        return most
     able = np.flatnonzero(line[trees:] <= 2 * line[max(trees, 1) - 1])
     return max(int(able[-1]) + 1 if len(able) else 0, least)
 

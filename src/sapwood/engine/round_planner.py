@@ -2,8 +2,8 @@
 
 The device's seconds for a round of each shape are known from its preparation, and the policy knows
 what trees of each shape bring. So the shape of most tokens per second is found by trying all of
-them. Seconds in which the device waits for the host are free: a round never takes less than its
-host's work.
+them. A round takes as long as the device or the host works for it, whichever is longer, and what
+recent rounds took beyond that; so rows are free while the device would wait.
 """
 
 import math
@@ -27,7 +27,6 @@ FIRST_NODES = 3  # least nodes of such a tree
 FOLLOW = 0.1  # rate of running means of rounds
 MISHAP = 2.0  # a round counts at most as this multiple of the mean
 SHAPES = tuple(round_shapes())
-FEW, MORE = round_shape(3, 1), round_shape(7, 1)  # what their rows cost is what a row costs
 
 
 class RoundPlanner:
@@ -42,8 +41,10 @@ class RoundPlanner:
         self._plans = 0
         # accepted tokens against those that were expected, by nodes
         self._ratios: dict[int, AcceptanceRatio] = {}
-        self._gains: dict[tuple[int, int], float] = {}  # expected of planned shapes
-        # powers of two of requests -> mean seconds of the host in a round, and rows of prompts
+        # expected tokens and the device's seconds of planned shapes, by nodes and depth
+        self._planned: dict[tuple[int, int], tuple[float, float]] = {}
+        # powers of two of requests -> mean seconds of the host in a round, and mean seconds beyond
+        # those of host or device: prompts, transfers
         self._loads: dict[int, tuple[float, float]] = {}
 
     def forget(self) -> None:
@@ -69,15 +70,20 @@ class RoundPlanner:
         return shape
 
     def observe(
-        self, shape: TreeShape, count: int, accepted: int, host: float, prefill: int
+        self, shape: TreeShape, count: int, accepted: float, seconds: float, host: float
     ) -> None:
-        """Count a round of so many trees, the host's seconds for it, and its rows of prompts."""
-        gain = self._gains.get((shape.nodes, shape.depth))
-        if gain is not None:
-            self._ratios.setdefault(shape.nodes, AcceptanceRatio()).add(gain, accepted / count)
-        seconds, rows = self._loads.get(count.bit_length(), (host, float(prefill)))
-        seconds += FOLLOW * (min(host, MISHAP * seconds) - seconds)
-        self._loads[count.bit_length()] = seconds, rows + FOLLOW * (prefill - rows)
+        """Count a round of so many trees, its seconds, and those in which the host was busy."""
+        planned = self._planned.get((shape.nodes, shape.depth))
+        if planned is None:
+            return
+        gain, expected = planned
+        self._ratios.setdefault(shape.nodes, AcceptanceRatio()).add(gain, accepted / count)
+        band = count.bit_length()
+        beyond = max(seconds - max(expected, host), 0.0)
+        usual, more = self._loads.get(band, (host, beyond))
+        usual += FOLLOW * (min(host, MISHAP * usual) - usual)
+        more += FOLLOW * (min(beyond, MISHAP * max(more, expected)) - more)
+        self._loads[band] = usual, more
 
     def _plan(
         self, requests: Sequence[Request], launcher: RoundLauncher | None, prefill: int
@@ -96,11 +102,8 @@ class RoundPlanner:
         least = min(SIZES[0], self._most_rows // count - 1)
         room = max((self._most_rows - prefill) // count - 1, least)
         if launcher is not None and (best := self._best(requests, decoder, launcher, room)):
-            gain = decoder.round_gain(best)
-            if gain is not None:
-                self._gains[best.nodes, best.depth] = gain
             return best
-        if decoder.round_gain(FEW) is None:
+        if decoder.round_gain(SHAPES[0]) is None:
             self._left = 1  # until gains are known
         if math.isinf(wanted.hope):  # nothing was learned yet
             room = min(room, max(FIRST_ROWS // count - 1, FIRST_NODES))
@@ -124,13 +127,7 @@ class RoundPlanner:
         """The shape of most tokens per second; None where gains or seconds are unknown."""
         count = len(requests)
         longest = max(one.running.session.length for one in requests)
-        host, prompts = self._loads.get(count.bit_length(), (0.0, 0.0))
-        few, more = (launcher.seconds(shape, count, longest) for shape in (FEW, MORE))
-        row = (
-            0.0
-            if few is None or more is None
-            else (more - few) / (count * (MORE.nodes - FEW.nodes))
-        )
+        host, beyond = self._loads.get(count.bit_length(), (0.0, 0.0))
         best, found = 0.0, None
         for shape in SHAPES:
             if shape.nodes > room:
@@ -139,8 +136,8 @@ class RoundPlanner:
             seconds = launcher.seconds(shape, count, longest)
             if gain is None or seconds is None:
                 return None
-            tokens = 1 + self._ratio(shape.nodes) * gain
-            rate = tokens / max(seconds + prompts * max(row, 0.0), host)
+            self._planned[shape.nodes, shape.depth] = gain, seconds
+            rate = (1 + self._ratio(shape.nodes) * gain) / (max(seconds, host) + beyond)
             if rate > best:
                 best, found = rate, shape
         if found is not None and not self._plans % DEEPER:

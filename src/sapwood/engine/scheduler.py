@@ -41,6 +41,7 @@ LOG = logging.getLogger("sapwood.engine")
 MAX_REQUESTS = 64  # that share a pass
 CHUNK = 64  # rows of prompts in a pass with running requests, or more where they cost little
 WHOLE = 512  # rows of prompts in a pass at most
+BACKLOG = 2  # prompts come first where at least one request in so many has yet to begin
 LEAST_CHUNK = 16  # rows of prompts in every pass, even over the SLO
 
 Shares = list[tuple[Prefill, int]]  # rows of each prompt in a pass
@@ -204,7 +205,7 @@ class Scheduler:
         if self.slo is None and memory.blocks is None and not pool.prefills:  # no limits
             return CAPACITY - 1, (CAPACITY - 1) * trees, []
         rows = rows_within(self.cost, self._context(), max(trees, 1), self.slo)
-        most = prefill_rows(self.cost, self._context(), trees, CHUNK, WHOLE) if trees else WHOLE
+        most = self._most_prefill(trees)
         room = min(max(rows - trees, LEAST_CHUNK), most)
         plain = [prefill for prefill in pool.prefills if prefill.reader is None]
         wanted = portions([prefill.left for prefill in plain], room)
@@ -216,6 +217,15 @@ class Scheduler:
             # the last block may have to be copied
             each = min(each, max((free // trees - 1) * memory.block - 1, 0))
         return each, total, shares
+
+    def _most_prefill(self, trees: int) -> int:
+        """Most rows of prompts in a pass of so many trees."""
+        if not trees:
+            return WHOLE
+        pool = self.pool
+        behind = BACKLOG * (pool.active - trees + len(pool.waiting)) >= trees
+        most = max(WHOLE - LEAST_ROWS * trees, CHUNK) if behind else WHOLE  # small trees fit too
+        return prefill_rows(self.cost, self._context(), trees, CHUNK, most, behind=behind)
 
     # ------------------------------------------------------------------------------- a pass
     def _one_request(self, request: Request, most: int) -> BatchPass:

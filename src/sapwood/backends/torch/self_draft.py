@@ -128,8 +128,13 @@ class SlotView(KvSlots):
 
     @property
     def buffers(self) -> list[Tensor]:  # type: ignore[override]
-        """The sequence's part of the pool, [2 * layers, heads, slots, width]."""
-        return [self.sequence.pool.kept[:, self.sequence.index].transpose(1, 2)]
+        """The sequence's part of the pool, [2 * layers, heads, slots, width].
+
+        Accepted paths that wait to be moved lie where a draft writes: they are moved first.
+        """
+        pool = self.sequence.pool
+        pool.run_moves()
+        return [pool.kept[:, self.sequence.index].transpose(1, 2)]
 
     @property
     def writer(self) -> Any:
