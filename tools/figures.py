@@ -46,6 +46,7 @@ CPU = "cpu-peers.json"  # engines beside each other: the record of quoted CPU sp
 GPU = "gpu-h200.json"
 SERVING = "cpu-serving.json"
 GPU_SERVING = "gpu-serving.json"
+GPU_ROUNDS = "gpu-rounds.json"
 GUEST = "guest-vllm.json"
 HEADS = "heads.json"
 NO_RECORD = "The record of this command is not there yet.\n"
@@ -152,12 +153,16 @@ def shared_rate(level: int, over: int = 0) -> Callable[[Record], float]:
     return value
 
 
-def shared_speedup(level: int) -> Callable[[Record], float]:
-    """Tokens per second of `auto` over plain decoding's, for so many requests on a GPU."""
+def shared_speedup(level: int, recipe: str = "auto") -> Callable[[Record], float]:
+    """Tokens per second of a recipe over plain decoding's, for so many requests on a GPU.
+
+    `recipe` is how its spelling begins.
+    """
 
     def value(record: Record) -> float:
         rates = {row["recipe"]: row[RATE] for row in record["rows"] if row["level"] == level}
-        return float(rates["auto"] / rates["plain"])
+        [found] = (rate for name, rate in rates.items() if name.startswith(recipe))
+        return float(found / rates["plain"])
 
     return value
 
@@ -203,6 +208,11 @@ FIGURES: dict[str, Figure] = {
     **{
         f"gpu.served_auto_{level}": Figure(GPU_SERVING, shared_speedup(level))
         for level in (1, 8, 32, 128)
+    },
+    **{
+        f"gpu.rounds_{recipe}_{level}": Figure(GPU_ROUNDS, shared_speedup(level, recipe))
+        for recipe in ("auto", "eagle3")
+        for level in (8, 32, 128)
     },
     "gpu.pass_1_ms": Figure(GPU, pass_ms(1)),
     "gpu.pass_64_ms": Figure(GPU, pass_ms(64)),
