@@ -79,6 +79,10 @@ def test_what_the_host_needs_anyway_is_free() -> None:
     assert planned_after(0.04, lambda device: max(device, 4.0), host=4.0) == 15
 
 
+def test_prompts_in_a_round_say_nothing_of_its_seconds() -> None:
+    assert planned_after(0.04, lambda device: 0.0, host=9.0) == 3
+
+
 def test_what_rounds_take_besides_makes_larger_trees_pay() -> None:
     assert planned_after(0.04, lambda device: device + 3.0, host=0.0) > 3
 

@@ -43,8 +43,8 @@ class RoundPlanner:
         self._ratios: dict[int, AcceptanceRatio] = {}
         # expected tokens and the device's seconds of planned shapes, by nodes and depth
         self._planned: dict[tuple[int, int], tuple[float, float]] = {}
-        # powers of two of requests -> mean seconds of the host in a round, and mean seconds beyond
-        # those of host or device: prompts, transfers
+        # powers of two of requests -> mean seconds of the host in a round without prompts, and mean
+        # seconds beyond those of host or device
         self._loads: dict[int, tuple[float, float]] = {}
 
     def forget(self) -> None:
@@ -72,12 +72,17 @@ class RoundPlanner:
     def observe(
         self, shape: TreeShape, count: int, accepted: float, seconds: float, host: float
     ) -> None:
-        """Count a round of so many trees, its seconds, and those in which the host was busy."""
+        """Count a round of so many trees, its seconds, and those in which the host was busy.
+
+        Seconds are 0 where prompts were in it: their work follows from the tokens, not the rounds.
+        """
         planned = self._planned.get((shape.nodes, shape.depth))
         if planned is None:
             return
         gain, expected = planned
         self._ratios.setdefault(shape.nodes, AcceptanceRatio()).add(gain, accepted / count)
+        if not seconds:
+            return
         band = count.bit_length()
         beyond = max(seconds - max(expected, host), 0.0)
         usual, more = self._loads.get(band, (host, beyond))

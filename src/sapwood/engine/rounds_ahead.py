@@ -195,7 +195,8 @@ class RoundsAhead:
         if count:
             accepted = sum(result.verdict.accepted for result in results)
             host = max(seconds - (now - start), 0.0)
-            self._planner.observe(batch.shape, count, accepted, seconds, host)
+            whole = 0.0 if batch.prefill else seconds
+            self._planner.observe(batch.shape, count, accepted, whole, host)
         draft = min(batch.launched.draft_seconds, seconds)
         shared = SharedPass(count, rows, batch.prefill, context, seconds - draft)
         times = StageTimes(draft / max(count, 1), seconds - draft)
