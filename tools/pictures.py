@@ -6,7 +6,8 @@ python -m tools.pictures --new            draw below marks that have no pictures
 
 A page names recipes in a mark, `<!-- trees: pld, suffix -->`; the pictures go below it, up to the
 closing mark. One prompt is decoded greedily with each recipe. A round that would go beyond the
-place is cut short there, so that every lossless recipe has a tree whose root is the same token.
+place is cut short there, so that every lossless recipe has a tree whose root is the same token. A
+recipe that drafts nothing there is shown at the first round behind it in which it does.
 Some recipes choose by time: another machine may draw others. Recipes with a drafter elsewhere, on
 docs/remote.md, ask a draft server of lookups in this process.
 """
@@ -21,16 +22,18 @@ from pathlib import Path
 
 from sapwood import LLM, SapwoodError
 from sapwood.common.tree_svg import draw, reaches
+from sapwood.controllers.throughput_stats import ThroughputController
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import Tree
 from sapwood.core.types import Outcome, Verdict
-from sapwood.engine.input_processor import read_prompt
+from sapwood.engine.input_processor import read_grammar, read_prompt
 from sapwood.engine.loop import Engine
 from sapwood.engine.request_decoder import RequestDecoder
 from sapwood.recipe import parse
 from sapwood.remote.draft_server import DraftService
 from sapwood.remote.message_server import MessageServer
+from sapwood.structured_output.grammar import json_schema
 from sapwood.tokenizer.tokenizer import Tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -39,12 +42,21 @@ PROMPT = "Write a short poem in which every line begins with the words: In the f
 # tokens of the answer before the tree: its fourth line begins, as lines two and three did
 PLACE = 34
 BEYOND = 64  # further tokens that a tree may propose
-MOST = 6  # pictures of a page
+MOST = 12  # pictures of a mark
 SCALE = 0.6  # their size on it
 HALF = 400  # pixels of half a page
 REMOTE = "remote"  # the page about drafters elsewhere
 PORT = 8765  # of their draft server
 LOOKUP = "suffix + best(stride=8, estimator=raw) + match + fixed(nodes=32, depth=16, width=4)"
+# a recipe that drafts what a grammar forces, and the fields of the JSON that it writes
+CONSTRAINED = "constrained"
+FIELDS = ("title", "first line", "second line", "third line", "fourth line", "last line")
+POEM = {
+    "type": "object",
+    "properties": {field: {"type": "string", "maxLength": 40} for field in FIELDS},
+    "required": [*FIELDS],
+    "additionalProperties": False,
+}
 # drawn of a tree: the likeliest nodes, and all that were accepted
 NODES = 16
 DEPTH = 12
@@ -84,6 +96,15 @@ class Round:
         """True if both have the same drafts after the same text."""
         return self.text == other.text and paths(self.outcome.tree) == paths(other.outcome.tree)
 
+    def behind(self, plain: "Round") -> str:
+        """How the text before the tree differs from that of plain decoding."""
+        count = len(plain.text)
+        if self.text == plain.text:
+            return ""
+        later = len(self.text) - count
+        same = self.text[:count] == plain.text
+        return f", {later} token{'s'[: later != 1]} later" if same else ", after another text"
+
     def drawn(self, text: Tokenizer) -> str:
         """The tree as SVG."""
         return draw(*trimmed(self.outcome.tree, self.outcome.verdict), text.spell)
@@ -94,9 +115,8 @@ class Round:
         nodes = len(tree) - 1
         hidden = len(tree) - len(trimmed(tree, verdict)[0])
         more = f" (+{hidden} more)" if hidden else ""
-        other = "" if self.text == plain.text else ", after another text"
         counts = f"{nodes} node{'s'[: nodes != 1]}{more}, depth {tree.height}"
-        return f"{counts}, {verdict.accepted} accepted{other}"
+        return f"{counts}, {verdict.accepted} accepted{self.behind(plain)}"
 
 
 def paths(tree: Tree) -> set[tuple[int, ...]]:
@@ -138,7 +158,9 @@ def main(names: Sequence[str]) -> int:
             for recipe in wanted(page.read_text(), pattern):
                 try:
                     rounds[recipe] = rounds.get(recipe) or play(
-                        llm.with_recipe(recipe).engine, llm.text
+                        restless(llm.with_recipe(recipe).engine),
+                        llm.text,
+                        forced=recipe == CONSTRAINED,
                     )
                     sys.stderr.write(f"{page.stem}: {recipe}, {rounds[recipe].caption(plain)}\n")
                 except SapwoodError as error:
@@ -150,22 +172,40 @@ def main(names: Sequence[str]) -> int:
     return 0
 
 
+def restless(engine: Engine) -> Engine:
+    """The same engine, whose controller does not pause drafts that are too slow here."""
+    controller = engine.recipe.controller
+    if isinstance(controller, ThroughputController):
+        controller.stats.slack = 1.0
+    return engine
+
+
 def page_of(name: str) -> Path:
     """A page of families, or the one about drafters elsewhere."""
     return DOCS / f"{name}.md" if name == REMOTE else DOCS / "families" / f"{name}.md"
 
 
-def play(engine: Engine, text: Tokenizer, asked: str = PROMPT) -> Round:
-    """Decode up to PLACE and one round further."""
-    prompt = read_prompt(asked, engine.target.info, text, raw=False)
-    decoding = Stopping(engine, prompt, Sampling(max_tokens=PLACE + BEYOND), KeyedRng(0))
+def play(engine: Engine, text: Tokenizer, asked: str = PROMPT, *, forced: bool = False) -> Round:
+    """The round at PLACE, or the first one behind it that has drafts.
+
+    `forced` has the answer written as JSON of FIELDS.
+    """
+    info = engine.target.info
+    prompt = read_prompt(asked, info, text, raw=False)
+    grammar = read_grammar(json_schema(POEM), info, text) if forced else None
+    sampling = Sampling(max_tokens=PLACE + BEYOND, grammar=grammar)
+    decoding = Stopping(engine, prompt, sampling, KeyedRng(0))
     emitted: list[int] = []
+    first: Round | None = None  # at PLACE
     try:
         while True:
             [scores] = engine.target.score([decoding.draft()])
             outcome = decoding.finish_round(scores)
-            if len(emitted) == PLACE:
-                return Round(tuple(emitted), outcome)
+            if len(emitted) >= PLACE:
+                found = Round(tuple(emitted), outcome)
+                first = first or found
+                if len(outcome.tree) > 1 or decoding.left < 1:
+                    return found if len(outcome.tree) > 1 else first
             emitted += outcome.tokens
     finally:
         decoding.close()
@@ -200,19 +240,19 @@ def filled(
 
 
 def choose(rounds: Mapping[str, Round]) -> tuple[list[str], list[str]]:
-    """The first recipes with trees of their own, and notes about those in between without."""
+    """The first recipes with trees; notes about those without, and about equal trees."""
     shown: list[str] = []
     notes = []
     for name, found in rounds.items():
-        twin = next((other for other in shown if found.like(rounds[other])), None)
         if len(shown) == MOST:
             break
         if len(found.outcome.tree) == 1:
             notes.append(f"`{name}` drafts nothing here.")
-        elif twin:
+            continue
+        twin = next((other for other in shown if found.like(rounds[other])), None)
+        if twin:
             notes.append(f"`{name}` drafts the same here as `{twin}`.")
-        else:
-            shown.append(name)
+        shown.append(name)
     return shown, notes
 
 

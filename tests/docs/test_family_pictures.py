@@ -9,7 +9,7 @@ from tools import pictures
 
 from sapwood.backends.toy import ToyBackend
 from sapwood.core.tree import Tree
-from sapwood.core.types import Outcome, Verdict
+from sapwood.core.types import NO_NODES, Outcome, Verdict
 from sapwood.engine.loop import Engine
 from sapwood.recipes import RECIPES, resolve
 
@@ -39,12 +39,25 @@ def _read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_recipe_has_a_round_that_begins_at_the_place() -> None:
     plain = pictures.play(Engine(TARGET, resolve("plain")), WORDS)
-    for name in ("pld", "recycling", "suffix", "auto"):
+    for name in ("pld", "recycling", "suffix"):
         found = pictures.play(Engine(TARGET, resolve(name)), WORDS)
         assert found.text == plain.text
         assert len(found.text) == pictures.PLACE
         assert found.outcome.tree.tokens[0] == plain.outcome.tree.tokens[0] == plain.text[-1]
     assert found.outcome.tokens[: len(plain.outcome.tokens)] == plain.outcome.tokens
+
+
+def test_a_recipe_that_drafts_nothing_there_is_shown_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = pictures.play(Engine(TARGET, resolve("plain")), WORDS)
+    late = resolve("suffix + chain + match + fixed(nodes=3, depth=3, width=1)")
+    budget = late.controller.budget
+    rounds = iter([NO_NODES] * (pictures.PLACE + 3))
+    monkeypatch.setattr(type(late.controller), "budget", lambda _: next(rounds, budget()))
+    found = pictures.play(Engine(TARGET, late), WORDS)
+    later = len(found.text) - pictures.PLACE
+    assert later >= 3
+    assert found.text[: pictures.PLACE] == plain.text
+    assert found.caption(plain).endswith(f", {later} tokens later")
 
 
 def chain(length: int) -> Tree:
@@ -91,7 +104,7 @@ def test_captions_count_and_say_what_is_left_out() -> None:
     )
 
 
-def test_trees_that_are_empty_or_known_are_named_in_words() -> None:
+def test_trees_that_are_empty_or_equal_are_named_in_words() -> None:
     given = {
         "one": made(chain(2)),
         "none": made(Tree(0)),
@@ -99,9 +112,9 @@ def test_trees_that_are_empty_or_known_are_named_in_words() -> None:
         "two": made(chain(3)),
     }
     shown, notes = pictures.choose(given)
-    assert shown == ["one", "two"]
+    assert shown == ["one", "twin", "two"]
     assert notes == ["`none` drafts nothing here.", "`twin` drafts the same here as `one`."]
-    many = {str(count): made(chain(count)) for count in range(1, 10)}
+    many = {str(count): made(chain(count)) for count in range(1, 20)}
     assert len(pictures.choose(many)[0]) == pictures.MOST
 
 
