@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tools import evidence, figures, model_evidence
+from tools import record_values as values
 from tools.benchmark_tables import (
     GPU_METHODS,
     HEADS,
@@ -24,7 +25,7 @@ from sapwood.bench.recipe_set import PLAIN
 
 def engines_section(record: Record) -> Iterator[str]:
     """Engines in processes of their own, by benchmarks/cpu.py: newest runs, and earlier ones."""
-    runs = figures.latest(record)
+    runs = values.latest(record)
     rows = []
     for place, run in enumerate(runs, 1):
         for row in run["rows"]:
@@ -35,9 +36,9 @@ def engines_section(record: Record) -> Iterator[str]:
             rows.append([str(place), name, rate, ratio, row["same_text_as_first"]])
     last = runs[-1]
     earlier = [run for run in record["runs"] if run not in runs]
-    before = [f"{figures.best(run, 'sapwood:auto', figures.OVER):.2f}" for run in earlier]
+    before = [f"{values.best(run, 'sapwood:auto', values.OVER):.2f}" for run in earlier]
     text = (
-        f"{record['machine']['cpu']}, commit {figures.state(last)}; {last['prompts']} prompts of "
+        f"{record['machine']['cpu']}, commit {values.state(last)}; {last['prompts']} prompts of "
         f"{last['tokens']} tokens, greedy, prompts interleaved; tokens per second after the first "
         "token, and against `sapwood plain`. "
     )
@@ -73,7 +74,7 @@ def serving_section(record: Record) -> Iterator[str]:
     rows = [[str(level), *(found.get((level, name), "") for name in names)] for level in levels]
     text = (
         f"Tokens per second of all requests together, against plain; {record['machine']['cpu']}, "
-        f"commit {figures.state(record)}. "
+        f"commit {values.state(record)}. "
         f"File: [cpu-serving.json](../{RESULTS}/cpu-serving.json)."
     )
     shown = markdown(["at a time", *names], rows)
@@ -86,7 +87,7 @@ def heads_section(record: Record) -> Iterator[str]:
     spent = [row["minutes"] for row in record["rows"]] or [0.0]
     text = (
         f"{record['model']['name']}, {machine.get('gpu') or machine['cpu']}, commit "
-        f"{figures.state(record)}; {sum(spent) / len(spent):.2g} minutes of {record['clock']} time "
+        f"{values.state(record)}; {sum(spent) / len(spent):.2g} minutes of {record['clock']} time "
         f"for each head on {record['texts']['answer_tokens']:,} tokens of the model's own text, "
         f"scored on {record['prompts']['count']} other prompts. "
         f"File: [{figures.HEADS}](../{RESULTS}/{figures.HEADS}), with curves of the loss."
@@ -131,7 +132,7 @@ def training_section(record: Record) -> Iterator[str]:
     text = (
         f"Target: {record['target']}; {record['steps']} steps each on {record['texts']} texts, "
         f"replayed on {record['held_out']} others ({record['held_out_tokens']:,} tokens); "
-        f"{record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"{record['machine']['cpu']}, commit {values.state(record)}. "
         f"File: [distillation.json](../{RESULTS}/distillation.json)."
     )
     shown = figures.training_ways()
@@ -172,7 +173,7 @@ def remote_section(record: Record) -> Iterator[str]:
     text = (
         "One thread for the target, the drafters in another process behind links that delay and "
         f"drop messages. {timed if 'by_clock' in record['rows'][-1] else ''}"
-        f"{record['machine']['cpu']}, commit {figures.state(record)}. "
+        f"{record['machine']['cpu']}, commit {values.state(record)}. "
         f"File: [cpu-remote.json](../{RESULTS}/cpu-remote.json)."
     )
     shown = figures.markdown(head, rows)
@@ -202,7 +203,7 @@ def fleet_section(record: Record) -> Iterator[str]:
     text = (
         f"{record['clients']} clients, {record['replicas']} replicas with `{record['recipe']}` on "
         f"{record['machine']['cores']} cores; {record['machine']['cpu']}, commit "
-        f"{figures.state(record)}. File: [fleet.json](../{RESULTS}/fleet.json)."
+        f"{values.state(record)}. File: [fleet.json](../{RESULTS}/fleet.json)."
     )
     yield section(TITLES["fleet.json"], text, markdown(["", ""], rows), record["command"])
 
@@ -216,7 +217,7 @@ def guest_section(record: Record) -> Iterator[str]:
         for way, run in ways.items()
     ]  # fmt: skip
     text = (
-        f"vLLM {record['vllm']}, {record['machine']['cpu']}, commit {figures.state(record)}; "
+        f"vLLM {record['vllm']}, {record['machine']['cpu']}, commit {values.state(record)}; "
         f"{record['requests_at_a_time']} requests at a time. "
         f"File: [guest-vllm.json](../{RESULTS}/guest-vllm.json)."
     )
@@ -262,7 +263,7 @@ def gpu_sections(record: Record) -> Iterator[str]:
         found.append(["greedy", name, f"{row['tokens_per_second']:.1f}", "", "", "", "", "", same])
     yield section(
         TITLES["gpu-h200.json"],
-        f"{device['name']}, float16, commit {figures.state(record)}. {file}",
+        f"{device['name']}, float16, commit {values.state(record)}. {file}",
         markdown(heads, found),
         command,
     )
@@ -306,7 +307,7 @@ def gpu_serving_section(record: Record) -> Iterator[str]:
         for row in record["rows"]
     ]
     text = (
-        f"{record['machine']['gpu']}, commit {figures.state(record)}. Seconds from the first "
+        f"{record['machine']['gpu']}, commit {values.state(record)}. Seconds from the first "
         "submission to the last token, prefill included; texts are compared with those of plain "
         f"decoding alone. {record['note']} File: "
         f"[gpu-serving.json](../{RESULTS}/gpu-serving.json)."

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tools import evidence, figures, model_evidence
+from tools import record_values as values
 from tools.benchmark_scripts import SCRIPTS
 from tools.benchmark_tables import (
     RESULTS,
@@ -134,8 +135,8 @@ def overview(records: dict[str, Record]) -> str:
     """The speedup of `auto` in every record, with the measured commit."""
     rows = []
     for name, record in records.items():
-        states = [figures.state(record)] if "runs" not in record else []
-        states += [figures.state(run) for run in record.get("runs", [])[-1:]]
+        states = [values.state(record)] if "runs" not in record else []
+        states += [values.state(run) for run in record.get("runs", [])[-1:]]
         title = TITLES.get(name, Path(name).stem)
         link = f"[{title}](#{anchor(title)})"
         commit = f"`{states[0].partition('-')[0][:7]}`"
@@ -152,11 +153,11 @@ def anchor(title: str) -> str:
 def gain(name: str, record: Record) -> str:
     """Speedup of `auto` over plain decoding in a record."""
     if name == figures.CPU:
-        gains = figures.in_runs("sapwood:auto", figures.OVER)(record)
+        gains = values.in_runs("sapwood:auto", values.OVER)(record)
         return f"{gains[0]:.2f} (median of {len(gains)} runs, {min(gains):.2f} to {max(gains):.2f})"
     if name == figures.SERVING:
         levels = sorted({row["level"] for row in record["rows"]})
-        cells = [f"{figures.served('auto', level)(record):.2f} with {level}" for level in levels]
+        cells = [f"{values.served('auto', level)(record):.2f} with {level}" for level in levels]
         return ", ".join(cells) + " at a time"
     if name in (figures.GUEST, figures.HEADS) or "held_out" in record:  # counts, no seconds
         return ""

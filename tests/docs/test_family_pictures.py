@@ -162,6 +162,8 @@ def test_every_recipe_is_drawn_on_a_page() -> None:
         for name in pictures.wanted(page, pictures.blocks(kind))
     }
     assert found >= RECIPES.keys() - {"plain"}, "a recipe has no picture: name it in a mark"
+    for name in RECIPES.keys() - {"plain"}:
+        assert (DOCS / "pictures" / f"{name}.svg").is_file(), f"draw {name} by tools.pictures"
     for page in pages:
         for kind in KINDS:
             assert not pictures.wanted(page, pictures.blocks(kind, drawn=False))

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tools import figures
+from tools import figures, record_values
 
 RECORDS = sorted((figures.ROOT / figures.RESULTS).glob("*.json"))
 # marks, code, links and versions may hold numbers that were not measured
@@ -37,7 +37,7 @@ def test_records_say_how_they_were_made(path: Path) -> None:
     assert record.get("machine") or record.get("device")
     for made in record.get("runs", [record]):
         assert COMMAND.match(made["command"])
-        assert figures.state(made)
+        assert record_values.state(made)
 
 
 def test_every_figure_and_table_can_be_written() -> None:
@@ -68,7 +68,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(commit: str, gain: float) -> figures.Record:
+def run(commit: str, gain: float) -> record_values.Record:
     rows = [{"run": "sapwood:plain", "tokens_per_second": 100.0, "against_first": 1.0}]
     rows.append({"run": "sapwood:auto", "tokens_per_second": 100 * gain, "against_first": gain})
     return {"commit": commit, "rows": rows}
