@@ -114,11 +114,25 @@ class RoundSeconds:
         size = step_up(requests, BATCHES)
         parts = (
             rounds.draft_seconds.get((size, sizes)),
-            self.passes.get((rounds.pass_shape(requests, each, longest), each)),
+            self._pass(requests, each, longest),
             self.verdicts.get((size, result_columns(sizes.depth, each))),
         )
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None
+
+    def _pass(self, requests: int, each: int, longest: int) -> float | None:
+        """Seconds of a pass over so many trees: between those of the batches that were timed."""
+        above = step_up(requests, BATCHES)
+        below = above if above == requests else above // 2
+        found = [
+            self.passes.get((self.rounds.pass_shape(count, each, longest), each))
+            for count in (below, above)
+        ]
+        less, more = found
+        if less is None or more is None:
+            return None
+        share = (requests - below) / (above - below) if above > below else 0.0
+        return less + share * (more - less)
 
 
 def usual_trees(requests: int, rows: int, longest: int, slots: int) -> ManyTrees:
