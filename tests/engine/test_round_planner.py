@@ -103,7 +103,7 @@ def test_fewer_accepted_tokens_than_expected_make_smaller_trees() -> None:
 def test_a_plan_holds_for_some_rounds_of_the_same_load() -> None:
     launcher: Any = Seconds(1.0, 0.01)
     decoder = Decoder(GAINS)
-    planner = RoundPlanner(512, lambda: 1.0)
+    planner = RoundPlanner(32, lambda: 1.0)  # rows of four trees of seven nodes
     for _ in range(PLANNED):
         planner.shape(requests_of(decoder), launcher)
     assert decoder.plans == 1
