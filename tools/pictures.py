@@ -22,7 +22,6 @@ from pathlib import Path
 
 from sapwood import LLM, SapwoodError
 from sapwood.common.tree_svg import draw, reaches
-from sapwood.controllers.throughput_stats import ThroughputController
 from sapwood.core.rng import KeyedRng
 from sapwood.core.sampling import Sampling
 from sapwood.core.tree import Tree
@@ -158,7 +157,7 @@ def main(names: Sequence[str]) -> int:
             for recipe in wanted(page.read_text(), pattern):
                 try:
                     rounds[recipe] = rounds.get(recipe) or play(
-                        restless(llm.with_recipe(recipe).engine),
+                        llm.with_recipe(recipe).engine,
                         llm.text,
                         forced=recipe == CONSTRAINED,
                     )
@@ -170,14 +169,6 @@ def main(names: Sequence[str]) -> int:
                 made if page.parent != DOCS else made.replace("../pictures", "pictures")
             )
     return 0
-
-
-def restless(engine: Engine) -> Engine:
-    """The same engine, whose controller does not pause drafts that are too slow here."""
-    controller = engine.recipe.controller
-    if isinstance(controller, ThroughputController):
-        controller.stats.slack = 1.0
-    return engine
 
 
 def page_of(name: str) -> Path:

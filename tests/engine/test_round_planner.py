@@ -13,7 +13,7 @@ WANTED = TreeShape(31, 6, 8, 8)
 
 
 class Decoder:
-    """A request that expects so many tokens of a tree of one node, and less of each further one."""
+    """A request whose policy expects these tokens of trees, by their nodes and depth."""
 
     def __init__(self, gains: dict[tuple[int, int], float] | None) -> None:
         self.gains = gains

@@ -41,7 +41,8 @@ LOG = logging.getLogger("sapwood.engine")
 MAX_REQUESTS = 64  # that share a pass
 CHUNK = 64  # rows of prompts in a pass with running requests, or more where they cost little
 WHOLE = 512  # rows of prompts in a pass at most
-BACKLOG = 2  # prompts come first where at least one request in so many has yet to begin
+BACKLOG = 2  # prompts come first where one request waits to begin for every two that decode
+SMALLEST = 2  # rows of the smallest tree, which still fits beside them
 LEAST_CHUNK = 16  # rows of prompts in every pass, even over the SLO
 
 Shares = list[tuple[Prefill, int]]  # rows of each prompt in a pass
@@ -224,7 +225,7 @@ class Scheduler:
             return WHOLE
         pool = self.pool
         behind = BACKLOG * (pool.active - trees + len(pool.waiting)) >= trees
-        most = max(WHOLE - LEAST_ROWS * trees, CHUNK) if behind else WHOLE  # small trees fit too
+        most = max(WHOLE - SMALLEST * trees, CHUNK) if behind else WHOLE
         return prefill_rows(self.cost, self._context(), trees, CHUNK, most, behind=behind)
 
     # ------------------------------------------------------------------------------- a pass

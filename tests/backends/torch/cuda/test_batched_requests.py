@@ -1,6 +1,5 @@
 """Requests that share passes of the CUDA path, with and without trees, say what single ones say."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +19,14 @@ from tests.helpers import tiny_models
 from tests.helpers.eagle_heads import merged_with_lookup, tame_head
 from tests.helpers.engine_rounds import make_text
 from tests.helpers.scheduler_harness import Stage, alone, tokens_of
-from tests.helpers.triton_mode import DEVICE, few_programs, require
+from tests.helpers.triton_mode import DEVICE, require
 
 require()
 
 from sapwood.backends.torch.cuda.backend import CudaBackend
 from sapwood.backends.torch.cuda.draft.tree_builder import CudaTreeBuilder
+
+pytestmark = pytest.mark.usefixtures("wide_tiles")
 
 PROMPTS = [make_text(5, 1), [*make_text(3, 3)] * 2]
 
@@ -35,13 +36,6 @@ class FusedTarget(CudaBackend):
 
     def tree_builder(self, head: Any, embedding: torch.Tensor) -> CudaTreeBuilder:
         return CudaTreeBuilder(head, embedding)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def wide_tiles() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        few_programs(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

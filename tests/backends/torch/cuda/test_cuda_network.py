@@ -1,6 +1,5 @@
 """The CUDA path's network as a backend; on a machine without CUDA in Triton's interpreter."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from tests.helpers.int8_targets import (
     LLAMA_LIKE,
     RELATED,
 )
-from tests.helpers.triton_mode import CUDA, DEVICE, chosen, few_programs, require
+from tests.helpers.triton_mode import CUDA, DEVICE, chosen, require
 
 require()
 
@@ -44,16 +43,11 @@ from sapwood.backends.torch.cuda.pass_inputs import (
 from sapwood.backends.torch.cuda.session import CudaSession
 from sapwood.backends.torch.cuda.verify.device_sampler import DeviceSampler
 
+pytestmark = pytest.mark.usefixtures("wide_tiles")
+
 NAMES = tuple(name for name in (*LLAMA_LIKE, *RELATED, *EXTENDED, *EXPERTS) if name not in CPU_ONLY)
 CLOSE = 2e-3 if CUDA else 1e-4
 MANY = 21 if CUDA else 7  # nodes of a tree
-
-
-@pytest.fixture(autouse=True, scope="module")
-def wide_tiles() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        few_programs(patch)
-        yield
 
 
 @pytest.fixture(scope="module", params=chosen(NAMES, EVERY_KERNEL))

@@ -1,6 +1,6 @@
 """Passes over roots that take their tokens from the device; without CUDA in the interpreter."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from sapwood.core.rng import KeyedRng, NoiseKey
 from sapwood.core.root_batch import RootBatch
 from sapwood.core.tree import ROOT, Tree
 from tests.helpers import tiny_models
-from tests.helpers.triton_mode import DEVICE, few_programs, require
+from tests.helpers.triton_mode import DEVICE, require
 
 require()
 
@@ -19,14 +19,9 @@ from sapwood.backends.torch.cuda.backend import CudaBackend
 from sapwood.backends.torch.cuda.pass_inputs import MAX_ROWS
 from sapwood.backends.torch.cuda.verify import device_verifier, verify_kernels
 
+pytestmark = pytest.mark.usefixtures("wide_tiles")
+
 TEXTS = ([5, 6, 7], [9, 3, 3, 8, 1], [2])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def wide_tiles() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        few_programs(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

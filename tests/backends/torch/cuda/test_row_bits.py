@@ -1,7 +1,5 @@
 """The bits of a row of logits do not depend on what else is in its pass, or was in earlier ones."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -12,21 +10,16 @@ from sapwood.core.tree import Tree
 from sapwood.testing import backend_contract
 from tests.helpers import tiny_models
 from tests.helpers.int8_targets import CPU_ONLY, EVERY_KERNEL, EXPERTS, EXTENDED, RELATED
-from tests.helpers.triton_mode import CUDA, DEVICE, chosen, few_programs, require
+from tests.helpers.triton_mode import CUDA, DEVICE, chosen, require
 
 require()
 
 from sapwood.backends.torch.cuda.backend import CudaBackend
 from sapwood.backends.torch.cuda.kernels.attention_tiles import CHUNK
 
+pytestmark = pytest.mark.usefixtures("wide_tiles")
+
 DEPTH = 2  # of a tree whose last nodes are beyond a chunk of keys
-
-
-@pytest.fixture(autouse=True, scope="module")
-def wide_tiles() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        few_programs(patch)
-        yield
 
 
 def deep_tree(backend: CudaBackend, rng: np.random.Generator) -> Tree:

@@ -1,6 +1,5 @@
 """Variants of a target that draft in its KV slots leave its text as it is."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,20 +13,15 @@ from sapwood.recipes import resolve
 from tests.helpers import tiny_models
 from tests.helpers.engine_rounds import make_text
 from tests.helpers.scheduler_harness import Stage, alone, tokens_of
-from tests.helpers.triton_mode import DEVICE, few_programs, require
+from tests.helpers.triton_mode import DEVICE, require
 
 require()
 
 from sapwood.backends.torch.cuda.backend import CudaBackend
 
+pytestmark = pytest.mark.usefixtures("wide_tiles")
+
 BRANCHES = "self-skip(share=0.25) + beam(beam=2) + match + fixed(nodes=12, depth=2, width=6)"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def wide_tiles() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        few_programs(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

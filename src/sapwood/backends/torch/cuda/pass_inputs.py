@@ -88,9 +88,9 @@ def tiles_for(
 
     `small` blocks suit rows of which many are the only ones of their text.
 
-    Large blocks read the keys of a long text less often. Each row of a tree has a program for its
-    own path, of as many warps as a block has: those of large blocks fill the device with little
-    work.
+    Large blocks read the keys of a long text less often. If each row of a tree has a program for
+    its path, it has as many warps as a block: those of large blocks fill the device with little
+    work. Many small blocks fill it alone, and walk the paths themselves.
     """
     group = power_of_two(heads.queries // heads.keys)
     large = (rows > 128 and not trees) or (rows >= 16 * sessions and longest > 2048)

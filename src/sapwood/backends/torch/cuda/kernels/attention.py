@@ -94,10 +94,7 @@ def added(peak, total, found, top, sums, read):
 def next_chunk(
     begins, peak, total, found, group_peak, group_total, group_found, top, sums, read
 ):  # fmt: skip
-    """Sums with one more chunk; if it begins a group, the one before is complete.
-
-    Selected rather than branched to, so that the loads of the next chunks go on meanwhile.
-    """
+    """Sums with one more chunk, without a branch; if it begins a group, the one before is whole."""
     whole_peak, whole_total, whole_found = added(
         peak, total, found, group_peak, group_total, group_found
     )
